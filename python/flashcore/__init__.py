@@ -1,4 +1,4 @@
-"""FlashAttention for the tensors of any framework: torch, JAX, CuPy, NumPy and whatever else speaks DLPack.
+"""FlashAttention for the tensors of any framework: torch, JAX, CuPy, NumPy and any other DLPack library.
 
 >>> import numpy, flashcore
 >>> q = numpy.random.rand(1, 8, 128, 64).astype("float16")   # batch, heads, sequence, dim
@@ -6,8 +6,8 @@
 >>> out.shape, out.dtype
 ((1, 8, 128, 64), dtype('float16'))
 
-Tensors are used where they lie, on the CPU or on an NVIDIA GPU, on the caller's current stream; the result is a
-tensor of the caller's own framework. Code written for PyTorch's ``scaled_dot_product_attention`` or for FlashAttention
+Inputs are not copied. They are on the CPU or an NVIDIA GPU, where kernels run on the caller's current stream; the result
+is a tensor of the caller's framework. Code written for PyTorch's ``scaled_dot_product_attention`` or for FlashAttention
 changes one import.
 """
 

@@ -22,25 +22,25 @@ def append(
     together: bool = False,
     factors: tuple[Any, Any] | None = None,
 ) -> Any:
-    """Writes new keys and values behind those that a cache holds; returns the turned queries where there are some.
+    """Appends new keys and values to a cache; returns the rotated queries if there are any.
 
-    On a GPU nothing is read back, so that a captured graph is right for whatever lengths and pages it finds. What has no
-    place (a length below 0, a position beyond the cache, a page that does not exist) is not written.
+    On a GPU nothing is read back, so a captured graph works for whatever lengths and pages it finds. Rows without a
+    place (a length below 0, a position beyond the cache, a page that does not exist) are not written.
 
     Args:
         k: new keys, batch x sequence x heads x dim: float16, bfloat16 or float32.
         v: new values.
         k_cache: batch x sequence x heads x dim, or pages x rows of a page x heads x dim with a page table; any strides.
         v_cache: the same of values.
-        lengths: how many keys each sequence has already, int32 or int64; new ones follow. The caller counts them on.
-        page_table: int32 page numbers, a row for each sequence, where the cache lies in pages.
-        rotary: cosines and sines, positions x half of the features that are turned, in k's type: keys are turned by their
+        lengths: how many keys each sequence already has, int32 or int64; new ones follow. The caller updates them.
+        page_table: int32 page numbers, a row for each sequence, if the cache is paged.
+        rotary: cosines and sines, positions x half of the rotated features, in k's type: keys are rotated by their
             positions.
-        interleaved: pairs that are turned are neighbours; by default as in FlashAttention. Otherwise halves of the features.
-        q: queries to turn too, batch x sequence x heads x dim; returned as a new tensor.
-        together: all queries of a sequence stand at the position of its first new key.
-        factors: what keys and values are divided by on their way into a cache of float8_e4m3fn: two numbers, or two float32
-            tensors of key heads or of batch x key heads. What is too large becomes the largest number there is.
+        interleaved: rotate neighbouring features as pairs, the default, as in FlashAttention; otherwise halves of the features.
+        q: queries to rotate too, batch x sequence x heads x dim; returned as a new tensor.
+        together: all queries of a sequence have the position of its first new key.
+        factors: scale factors of a float8_e4m3fn cache, by which keys and values are divided: two numbers, or two float32
+            tensors of key heads or of batch x key heads. Numbers that are too large saturate.
 
     >>> import numpy
     >>> cache = numpy.zeros((2, 2, 16, 1, 8), "float32")
@@ -89,9 +89,9 @@ def reshape_and_cache_flash(
 ) -> None:
     """Writes new keys and values, tokens x heads x dim, to slots of a cache, pages x rows of a page x heads x dim.
 
-    The arguments are those of vLLM's operator of this name. A slot is a page times the rows of a page, plus a row; tokens
-    whose slot is below 0, and those beyond the slots given, are not written. With "fp8" (or "fp8_e4m3") the cache is
-    float8_e4m3fn, or bytes that are read as such, and holds what was divided by the scales, one number or one for each head.
+    The arguments are those of vLLM's operator of this name. A slot is the page number times the rows of a page, plus the
+    row; tokens whose slot is below 0 and tokens beyond the given slots are not written. With "fp8" (or "fp8_e4m3") the
+    cache is float8_e4m3fn, or bytes viewed as such, and holds values divided by the scales, one number or one per head.
     """
     try:
         if kv_cache_dtype not in ("auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3"):

@@ -16,7 +16,7 @@ def whole(name: str, value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} is {value!r}, which is no int; pass one") from None
+        raise TypeError(f"{name} is {value!r}, which is not an int; pass one") from None
 
 
 def count(name: str, value: Any, instead: str) -> int:
@@ -37,13 +37,13 @@ def flag(name: str, value: Any) -> bool:
     try:
         return bool(value)
     except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"{name} is {value!r}, which is neither true nor false; pass a bool") from None
+        raise TypeError(f"{name} is {value!r}, which is not a bool; pass True or False") from None
 
 
 def text(name: str, value: Any, instead: str) -> str:
     """A name of something."""
     if not isinstance(value, str):
-        raise TypeError(f"{name} is {value!r}, which is no text; {instead}")
+        raise TypeError(f"{name} is {value!r}, which is not a string; {instead}")
     return value
 
 
@@ -60,13 +60,13 @@ def several(name: str, values: Any, instead: str) -> list[Any]:
     try:
         return list(values)
     except TypeError:
-        raise TypeError(f"{name} is {values!r}, which is no sequence; {instead}") from None
+        raise TypeError(f"{name} is {values!r}, which is not a sequence; {instead}") from None
 
 
 def number(name: str, value: Any) -> float:
     """A number, not a tensor with one: options are found again by their values, and a tensor's may change."""
     if not isinstance(value, (float, Real)):
-        raise TypeError(f"{name} is {value!r}, which is no number; pass a float")
+        raise TypeError(f"{name} is {value!r}, which is not a number; pass a float")
     return float(value)
 
 
@@ -75,7 +75,7 @@ def real(name: str, value: Any) -> float:
     try:
         return float(None if isinstance(value, str) else value)
     except (TypeError, ValueError):
-        raise TypeError(f"{name} is {value!r}, which is no number; pass a float") from None
+        raise TypeError(f"{name} is {value!r}, which is not a number; pass a float") from None
 
 
 def each(name: str, values: Any, read: Callable[[str, Any], Any], instead: str) -> tuple[Any, ...]:
@@ -83,7 +83,7 @@ def each(name: str, values: Any, read: Callable[[str, Any], Any], instead: str) 
     try:
         items = list(values.tolist() if hasattr(values, "tolist") else values)
     except TypeError:
-        raise TypeError(f"{name} is {values!r}, which is no sequence; {instead}") from None
+        raise TypeError(f"{name} is {values!r}, which is not a sequence; {instead}") from None
     try:
         return tuple([read(name, item) for item in items])
     except (TypeError, ValueError):

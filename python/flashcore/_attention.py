@@ -42,55 +42,56 @@ def attention(
     """Attention: ``softmax(scale * q @ k.T + mask) @ v`` for each head, in memory linear in the sequence length.
 
     Args:
-        q, k, v: tensors of float16, bfloat16 or float32 with 4 dimensions in the order of ``layout``; with 3 for one
+        q, k, v: float16, bfloat16 or float32 tensors with 4 dimensions in the order of ``layout``; with 3 for one
             batch entry, with 2 (sequence, dim) for one head of it. The heads of ``q`` are a multiple of those of ``k``
             and ``v`` (grouped heads); ``v`` may have another dim.
-        causal: a query sees the keys up to its own position. The last query stands at the last key.
-        window: a query sees so many keys before its position, and as many after it unless ``causal``; or a pair of
-            both numbers, where None does not limit.
-        scale: factor on the scores, 1/sqrt(dim) where None.
-        softcap: limits scores softly, to ``softcap * tanh(score / softcap)``.
-        sinks: one logit per query head that takes its share of the softmax and adds nothing to the output.
-        key_lengths: how many keys each batch entry uses: int32 or int64, one number per entry. The last query stands at
-            the last key that is used.
-        query_lengths: how many queries each batch entry uses; the other rows become zeros.
+        causal: a query sees the keys up to its own position. The last query is aligned with the last key.
+        window: a query sees this many keys before its position, and as many after it unless ``causal``; or a pair of
+            both numbers, where None means no limit.
+        scale: factor on the scores; 1/sqrt(dim) if None.
+        softcap: replaces each score by ``softcap * tanh(score / softcap)``.
+        sinks: one logit per query head that takes part in the softmax and adds nothing to the output.
+        key_lengths: how many keys each batch entry uses: int32 or int64, one number per entry. The last query is aligned
+            with the last key in use.
+        query_lengths: how many queries each batch entry uses; the other rows are set to zero.
         key_mask: which keys take part, bool, batch x keys (or keys, for one entry). Padding on the left or on the right
-            costs nothing; gaps are computed as numbers that are added to scores.
-        page_table: which pages hold the keys of each batch entry: int32, batch x pages. ``k`` and ``v`` then are pages, a
-            batch entry of theirs each, of any size and strides, and ``key_lengths`` says how many keys there are. What the
-            table says beyond them is not looked at; a length below 0 counts as 0.
-        factors: what q, k and v of 8 bits (torch.float8_e4m3fn, float8_e5m2) are multiplied by: three numbers, or three
-            float32 tensors of batch x key heads. The result is bfloat16, or what ``out`` is. Under q of float16 or bfloat16,
+            costs nothing; masks with gaps are computed as a bias.
+        page_table: which pages hold the keys of each batch entry: int32, batch x pages. ``k`` and ``v`` are then pages, a
+            batch entry each, of any size and strides, and ``key_lengths`` says how many keys there are. Table entries
+            beyond them are not read; a length below 0 counts as 0.
+        factors: scale factors of 8-bit q, k and v (torch.float8_e4m3fn, float8_e5m2): three numbers, or three
+            float32 tensors of batch x key heads. The result is bfloat16, or the type of ``out``. With 16-bit q,
             k and v may be float8_e4m3fn, with two factors: numbers, or float32 tensors of key heads or of batch x key heads,
             of any strides.
-        blocks: rows of q and of k that share a factor. ``factors`` then are batch x heads x blocks for q and for k, and
+        blocks: rows of q and of k that share a factor. ``factors`` are then batch x heads x blocks for q and for k, and
             batch x heads x dim for v, as `quantise` gives them.
-        quantise: ``"e4m3"`` to round q, k and v to 8 bits first, q and k by blocks of rows and v by features, keys less
-            their mean: faster on a Hopper GPU, and off by a few parts in a hundred. For torch, without gradients.
-        turned: v is turned, as ``quantise(v, turned=True)`` leaves it: on a Hopper GPU nothing turns it again. For torch.
-        batch_invariant: the bits of a row depend on its own queries and keys alone, whatever else is in the batch and
+        quantise: ``"e4m3"`` to quantise q, k and v to 8 bits first, q and k by blocks of rows and v by features, after
+            subtracting the keys' mean: faster on Hopper, and off by a few percent. For torch, without gradients.
+        turned: v is transposed as ``quantise(v, turned=True)`` writes it, which saves doing so in every call on Hopper.
+            For torch.
+        batch_invariant: the bits of a row depend only on its own queries and keys, whatever else is in the batch and
             however long other sequences are; some calls are a few percent slower.
-        dropout: the probability with which weights are left out, as in training; the others are multiplied by
-            ``1 / (1 - dropout)``. The log-sum-exp stays that of all weights. It does not go with ``page_table``, ``factors``
-            and ``quantise``.
-        dropout_seed: what decides which weights are left out, together with where they stand (`flashcore.dropout_mask`): a
-            whole number of 64 bits, a tensor with one, or a key of JAX's. Where None, torch's generator draws one, so that
-            ``torch.manual_seed`` gives the same again; other frameworks need one. A kernel reads a tensor when it runs.
+        dropout: the probability with which weights are dropped, as in training; the others are multiplied by
+            ``1 / (1 - dropout)``. The log-sum-exp is that of all weights. Not for ``page_table``, ``factors``
+            or ``quantise``.
+        dropout_seed: decides, together with the positions of weights, which are dropped (`flashcore.dropout_mask`): a
+            64-bit integer, a tensor with one, or a JAX key. If None, torch's generator draws one, so that
+            ``torch.manual_seed`` reproduces it; other frameworks need one. A tensor is read by the kernel when it runs.
         layout: ``"bhsd"`` for batch, heads, sequence, dim; ``"bshd"`` for batch, sequence, heads, dim. Without a batch,
             the same order without it.
-        return_lse: also return the log-sum-exp of each row's scores, float32, batch x heads x sequence, or what of these
-            ``q`` has.
-        out: where to write the result; a new tensor where None. It may be float32 where the others are not. It does not
-            go with gradients.
+        return_lse: also return the log-sum-exp of each row's scores, float32, batch x heads x sequence, as far as ``q``
+            has these.
+        out: where to write the result; a new tensor if None. It may be float32 even if the others are not. It cannot be
+            combined with gradients.
 
     Returns:
         The result, a tensor of q's framework, order and number of dimensions; with ``return_lse`` a pair. Rows that see no key are zeros
         with a log-sum-exp of minus infinity.
 
     On a GPU the call returns as soon as the kernel is queued on the current stream. ``sinks``, ``key_lengths``,
-    ``query_lengths`` and ``page_table`` that are GPU tensors are read by the kernel when it runs: nothing waits, and a captured CUDA graph is
-    right for the values it finds when it is replayed (numbers out of range are brought into it). ``key_mask`` is needed
-    on the host: where it is a GPU tensor, reading it waits for the GPU, once for as long as the tensor is unchanged.
+    ``query_lengths`` and ``page_table`` that are GPU tensors are read by the kernel when it runs: nothing waits, and a
+    captured CUDA graph uses the values it finds when replayed (numbers out of range are clamped). ``key_mask`` is needed
+    on the host: if it is a GPU tensor, reading it waits for the GPU, once for as long as the tensor is unchanged.
 
     torch's autograd and ``jax.grad`` differentiate the call: q, k, v, the log-sum-exp and the sinks. On a GPU
     they must be float16 or bfloat16 for that.
@@ -112,7 +113,7 @@ def attention(
         dropout = number("dropout", dropout)
         if quantise is not None:
             if dropout:
-                raise ValueError("dropout does not go with quantise; leave one of them out")
+                raise ValueError("dropout cannot be combined with quantise; omit one of them")
             given = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "sinks": sinks}
             given |= {"key_lengths": key_lengths, "query_lengths": query_lengths, "key_mask": key_mask}
             given |= {"page_table": page_table, "factors": factors, "layout": layout}
@@ -120,7 +121,7 @@ def attention(
             return _quantise.attention_by(quantise, q, k, v, given, return_lse, out)
         turned = flag("turned", turned)
         if blocks is not None:
-            blocks = pair("blocks", blocks, "pass the rows of q and those of k that share a factor")
+            blocks = pair("blocks", blocks, "pass a pair: the rows of q and of k that share a factor")
         if turned:
             out = _quantise.out_of_turned(q, v) if out is None else out
         if page_table is not None:
@@ -173,14 +174,14 @@ def packed_attention(
     return_lse: bool = False,
     out: Any | None = None,
 ) -> Any:
-    """Attention over sequences of different lengths that lie one after another.
+    """Attention over packed sequences of different lengths.
 
     Args:
-        q, k, v: tensors of sequence x heads x dim that hold all sequences.
+        q, k, v: sequence x heads x dim, all sequences one after another.
         query_offsets, key_offsets: where each sequence starts in q, and in k and v: int32 or int64, one more number than
             there are sequences, from 0 to the number of rows.
-        longest_query, longest_key: no sequence has more queries or keys. Needed for speed on a GPU, where offsets are
-            read by the kernel alone.
+        longest_query, longest_key: upper bounds on the queries and keys of a sequence. Needed for speed on a GPU, where
+            only the kernel reads offsets.
 
     With ``page_table`` (int32, sequences x pages) k and v are pages x rows of a page x heads x dim, with any strides, and
     ``key_lengths`` takes the place of ``key_offsets``: prompts, parts of prompts and single queries in one call.
@@ -235,10 +236,10 @@ def accumulate(
     query_lengths: Any | None = None,
     layout: str = "bhsd",
 ) -> None:
-    """Merges attention over more keys into what ``out`` and ``lse`` hold already, both float32.
+    """Accumulates attention over more keys into ``out`` and ``lse``, both float32.
 
-    A log-sum-exp of minus infinity says that nothing is there yet, whatever ``out`` holds. Other arguments are those of
-    `attention`. Split keys and rings of GPUs are computed so, part after part.
+    A log-sum-exp of minus infinity means that ``out`` holds nothing yet, whatever its memory. Other arguments are those of
+    `attention`. Use it part after part for split keys and rings of GPUs.
 
     >>> import numpy
     >>> q, k = numpy.ones((1, 2, 3, 8), "float32"), numpy.ones((1, 2, 10, 8), "float32")
@@ -435,7 +436,7 @@ def _bound(
 
 def _both(slopes: Any, mask: Any) -> Any:
     if slopes is not None:
-        raise NotImplementedError("slopes do not go with a mask that is neither padding nor a band; pass one of them")
+        raise NotImplementedError("slopes can only be combined with masks that are padding or a band; pass one of them")
     return mask
 
 

@@ -18,8 +18,8 @@ def seed_of(q: Any, k: Any, v: Any, given: Any) -> Any:
 def dropout_mask(probability: float, seed: Any, sequences: int, heads: int, queries: int, keys: int) -> Any:
     """Which weights stay, as a NumPy array of bool: sequences x query heads x queries x keys.
 
-    A weight stays by the seed and by where it stands: the number of its sequence (of its batch entry), of its query head, and
-    of query and key within the sequence. So the mask of a long sequence begins with that of a short one, and hidden keys have
+    Whether a weight stays depends on the seed and its position: the number of its sequence (its batch entry), query head,
+    query and key within the sequence. So the mask of a long sequence begins with that of a short one, and hidden keys have
     entries too. `attention` with ``dropout=probability`` and ``dropout_seed=seed`` multiplies what stays by
     ``1 / (1 - probability)``. ``seed`` may be whatever ``dropout_seed`` may be.
 

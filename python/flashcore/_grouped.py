@@ -21,14 +21,14 @@ def grouped_mm(mat_a: Any, mat_b: Any, *, offs: Any | None = None, bias: Any | N
     ============================== ============================= ================ =======================
 
     Args:
-        mat_a: the left factors. Either of its last two dimensions is contiguous; strides are otherwise free.
-        mat_b: the right factors, likewise.
-        offs: int32, the end of each group. Numbers are not trusted: an end beyond what there is to divide is taken for
-            that, one before an earlier end makes an empty group. What no group has is 0 in the result.
+        mat_a: the left operand. Either of its last two dimensions is contiguous; other strides are free.
+        mat_b: the right operand, likewise.
+        offs: int32, the end of each group. Numbers are not trusted: an end beyond the divided dimension is clamped to
+            it, one before an earlier end makes an empty group. What belongs to no group is 0 in the result.
         bias: not supported, as in torch.
-        out_dtype: the factors' type, if given.
+        out_dtype: the operands' type, if given.
 
-    On a GPU factors are float16 or bfloat16, rows in memory are multiples of 16 bytes, and the dimension that offsets
+    On a GPU operands are float16 or bfloat16, rows in memory are multiples of 16 bytes, and the dimension that offsets
     divide is not the contiguous one. Offsets stay on the device: nothing waits for them.
 
     >>> import numpy
@@ -46,7 +46,7 @@ def grouped_mm(mat_a: Any, mat_b: Any, *, offs: Any | None = None, bias: Any | N
         if out_dtype is not None and out_dtype != mat_a.dtype:
             raise NotImplementedError(f"out_dtype {out_dtype} is not supported; it must be that of mat_a, {mat_a.dtype}")
         if (len(a) == len(b) == 3) != (offs is None):
-            what = "3-D factors have a matrix for each group: omit offs" if offs is not None else "give offs, the end of each group"
+            what = "3-D operands have a matrix for each group; omit offs" if offs is not None else "give offs, the end of each group"
             raise ValueError(what)
         shape = (a[-2], b[-1])
         if len(a) == len(b):

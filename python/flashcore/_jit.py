@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 Arrays = dict[str, Any]
 """Arrays by the names that the extension knows."""
-NO_FACTORS = "tensors with factors are not traced; call it outside of jax.jit and jax.grad"
-NO_PAGE_GRADIENTS = "there are no gradients through pages; gather keys and values first"
+NO_FACTORS = "tensors with factors cannot be traced; make the call outside jax.jit and jax.grad"
+NO_PAGE_GRADIENTS = "keys in pages have no gradients; gather keys and values first"
 
 
 def attention(

@@ -18,16 +18,16 @@ def merge(
     return_lse: bool = False,
     out: Any | None = None,
 ) -> Any:
-    """Attention over all keys from attention over parts of them: rows weighed by ``exp(lse_part - lse)``.
+    """Attention over all keys from attention over parts of them: rows weighted by ``exp(lse_part - lse)``.
 
     Args:
         parts: results of `attention` over different keys, as a list or stacked along a first dimension: float16,
             bfloat16 or float32, all alike. More than 16 must be stacked.
-        lses: the log-sum-exp that came with each part. A part whose log-sum-exp is minus infinity counts for nothing,
+        lses: the log-sum-exp of each part. A part whose log-sum-exp is minus infinity is ignored,
             whatever its rows hold.
         layout: the order of the parts' dimensions, as in `attention`; ``"packed"`` for sequence, heads, dim.
         return_lse: also return the log-sum-exp over all parts.
-        out: where to write the result, of any of the types; a new tensor like the parts where None.
+        out: where to write the result, of any of the types; a new tensor like the parts if None.
 
     >>> import numpy
     >>> from flashcore import attention

@@ -33,23 +33,23 @@ def moe(
     batch_invariant: bool = False,
     out: Any | None = None,
 ) -> Any:
-    """Sends each token through its experts and adds up what they make of it, each times its weight.
+    """Sends each token through its experts and returns the weighted sum of their outputs.
 
-    Weights are used as checkpoints hold them; those of experts that no token goes to are never read. On a GPU nothing is
-    read back, so that a captured graph is right for whatever routing it finds.
+    Weights are used as checkpoints store them; those of experts without tokens are never read. On a GPU nothing is
+    read back, so a captured graph works for whatever routing it finds.
 
     Args:
         x: tokens x hidden: float16, bfloat16 or float32.
         gate_up: experts x 2*intermediate x hidden.
         down: experts x hidden x intermediate.
-        ids: the experts of each token, tokens x top-k, int32 or int64. A number that is no expert's adds nothing.
-        weights: what each of them counts for, tokens x top-k.
+        ids: the experts of each token, tokens x top-k, int32 or int64. An id that is not an expert's adds nothing.
+        weights: the routing weight of each of them, tokens x top-k.
         logits: tokens x experts, instead of ids and weights: each token goes to its `top_k` best experts, the lowest numbers
             first among equals.
-        top_k: experts of a token, with `logits`.
-        scoring: what logits mean, ``"softmax"`` or ``"sigmoid"``.
+        top_k: experts per token, with `logits`.
+        scoring: how logits become scores, ``"softmax"`` or ``"sigmoid"``.
         renormalise: divide the weights of a token by their sum.
-        routing_bias: added to each expert's sigmoid for the choice, not for the weight; float32.
+        routing_bias: added to each expert's sigmoid when choosing, not to its weight; float32.
         groups: (number of groups, groups to choose from): with ``"sigmoid"``, only experts of the best groups are chosen.
         scale: a factor on the weights of ``"sigmoid"``.
         activation: ``"swiglu"``, ``"geglu"`` (GELU by tanh), or ``"clamped"``, that of gpt-oss with `alpha` and `limit`.
@@ -57,9 +57,9 @@ def moe(
         limit: see `activation`.
         interleaved: gates and ups alternate in `gate_up`; by default gates are the first half.
         transposed: gate_up is experts x hidden x 2*intermediate, and down experts x intermediate x hidden.
-        biases: what is added to both products: experts x 2*intermediate, and experts x hidden.
-        shared_expert: gate_up and down of an expert through which every token goes, with a weight of 1.
-        experts: (first, of): the weights are of the experts from `first` on among `of`; others add nothing.
+        biases: biases of both products: experts x 2*intermediate, and experts x hidden.
+        shared_expert: gate_up and down of an expert that every token passes through, with a weight of 1.
+        experts: (first, of): the weights are those of the experts from `first` on, out of `of`; others add nothing.
         batch_invariant: a token's bits do not depend on the other tokens.
         out: where to write the result; a new tensor like x where None.
 
@@ -73,7 +73,7 @@ def moe(
         if ids is not None:
             top_k = _last(ids, "ids")
         if top_k is None:
-            raise ValueError("nothing says which experts tokens go to; give ids and weights, or logits and top_k")
+            raise ValueError("there is no routing; pass ids and weights, or logits and top_k")
         tensors = {"x": x, "gate_up": gate_up, "down": down, "out": out, "routing_bias": routing_bias}
         tensors |= {name: _flat(name, tensor) for name, tensor in (("ids", ids), ("weights", weights), ("logits", logits))}
         tensors |= {"biases": biases, "shared_expert": shared_expert}
@@ -113,7 +113,7 @@ def fused_experts(
     """`moe` with the arguments of vLLM's function of this name.
 
     `activation` is ``"silu"``, ``"gelu_tanh"`` or ``"swigluoai"``, as a string or as vLLM's enum. `expert_map` says which
-    expert here each number means, -1 for none. Weights that are quantised, and routing weights on the input, are refused.
+    local expert each number means, -1 for none. Quantised weights, and routing weights on the input, are refused.
     """
     known = {
         "silu": {},

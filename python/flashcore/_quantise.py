@@ -17,7 +17,7 @@ _TYPES = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 
 
 class Quantised(NamedTuple):
-    """A tensor of 8 bits, and what it is multiplied by."""
+    """An 8-bit tensor and its scale factors."""
 
     values: Any
     """The floats, shaped as the tensor was."""
@@ -39,10 +39,10 @@ def quantise(
     turned: bool = False,
     layout: str = "bhsd",
 ) -> Quantised:
-    """Rounds a tensor to 8-bit floats: each times its factor is near the number that it was.
+    """Quantises a tensor to 8-bit floats; each float times its factor approximates the number it was.
 
-    A factor brings the largest magnitude of its share to the largest float (448 or 57344). Infinities become the largest
-    float and NaN stays NaN; neither has a say in factors.
+    A factor maps the largest magnitude among its numbers to the largest float (448 or 57344). Infinities become the largest
+    float and NaN stays NaN; neither affects factors.
 
     Args:
         x: a torch tensor or a NumPy array (with ml_dtypes) of float16, bfloat16 or float32, with 2 to 4 dimensions in the
@@ -51,12 +51,13 @@ def quantise(
         per: which numbers share a factor: ``"tensor"`` (all), ``"head"`` (those of a batch entry and head), ``"block"``
             (those of ``rows`` rows of it) or ``"channel"`` (those of a feature of it).
         rows: rows of a block.
-        group: neighbouring heads that share a factor per head: query heads of a key head, for queries.
-        centred: subtract each head's mean over its rows first. Attention over such keys is the same, but for its
+        group: how many neighbouring heads share a factor per head; for queries, the query heads of a key head.
+        centred: subtract each head's mean over its rows first. Attention over such keys is the same except for its
             log-sum-exp, which lacks ``scale * q @ mean``.
-        lengths: how many rows each batch entry uses: the others are not read, and become zeros.
-        turned: write values as `attention` with ``turned=True`` reads them: batch x heads x (dim + 8) x rows up to a multiple
-            of 128, whatever the layout, in an order of their own. For e4m3, a dim that is a multiple of 16, and factors
+        lengths: how many rows each batch entry uses; the others are not read and become zeros.
+        turned: write values transposed, as `attention` with ``turned=True`` reads them: batch x heads x (dim + 8) x rows,
+            padded to a multiple of 128, whatever the layout, in a private order. For e4m3, a dim that is a multiple of
+            16, and factors
             per tensor, head or channel.
 
     >>> import torch
@@ -103,13 +104,13 @@ def attention_by(dtype: str, q: Any, k: Any, v: Any, given: dict[str, Any], retu
 
     framework, layout = _frameworks.of(q), given["layout"]
     if dtype != "e4m3":
-        raise ValueError(f"quantise is {dtype!r}; attention multiplies \"e4m3\"")
+        raise ValueError(f"quantise is {dtype!r}; attention supports \"e4m3\"")
     if not isinstance(framework, _frameworks.Torch):
-        raise TypeError("attention quantises torch's tensors; for others, quantise by flashcore.quantise")
+        raise TypeError("attention quantises torch tensors only; for others call flashcore.quantise first")
     if framework.records(q, k, v, given["sinks"]):
-        raise NotImplementedError("8 bits have no backward pass; call this under torch.no_grad() or detach the tensors")
+        raise NotImplementedError("8-bit attention has no backward pass; call this under torch.no_grad() or detach the tensors")
     if given["page_table"] is not None or given["key_mask"] is not None or given["factors"] is not None:
-        raise ValueError("quantise does not go with page_table, key_mask or factors")
+        raise ValueError("quantise cannot be combined with page_table, key_mask or factors")
     # What compares scores with what is no score of these keys needs the keys as they are.
     centred = given["sinks"] is None and given["softcap"] is None
     rows_q, rows_k = BLOCK_ROWS
@@ -137,7 +138,7 @@ def out_of_turned(q: Any, v: Any) -> Any:
     """A new tensor for the result of attention over turned values."""
     framework = _frameworks.of(q)
     if not isinstance(framework, _frameworks.Torch):
-        raise TypeError("attention reads torch's turned values; for others, pass them as they are")
+        raise TypeError("turned values must be torch tensors; for others pass values as they are")
     if v.dim() != 4 or v.shape[-2] <= COUNT_ROWS:
         raise ValueError(f"v has the shape {tuple(v.shape)}; turned values are batch x heads x (dim + 8) x keys")
     return framework.empty(q, v.transpose(-1, -2)[..., :-COUNT_ROWS])

@@ -27,15 +27,15 @@ def scaled_dot_product_attention(
     *,
     dropout_seed: Any | None = None,
 ) -> Any:
-    """``torch.nn.functional.scaled_dot_product_attention`` by its signature and meaning, for tensors of any framework.
+    """``torch.nn.functional.scaled_dot_product_attention``, same signature and meaning, for tensors of any framework.
 
-    With ``is_causal`` the first query stands at the first key, as PyTorch has it. ``attn_mask`` may be anything that is
-    broadcast to batch x heads x queries x keys, bool or numbers to be added to scores. Its values are read on the host once,
-    to find out whether it is padding, causal or a window, which is computed much faster. ``dropout_seed`` is `attention`'s:
-    torch's generator draws one where it is None, other frameworks need one. A mask that is learned (``requires_grad``) has
+    With ``is_causal`` the first query is aligned with the first key, as in PyTorch. ``attn_mask`` may be anything that
+    broadcasts to batch x heads x queries x keys, bool or numbers to add to scores. Its values are read on the host once,
+    to find out whether it is padding, causal or a window, which are much faster. ``dropout_seed`` is `attention`'s:
+    torch's generator draws one if it is None; other frameworks need one. A learned mask (``requires_grad``) gets
     its gradient from torch's own function, which then computes the whole call, and a warning says so. Rows that see no key
-    are zeros. Any number of batch dimensions may stand before the heads: tensors are looked at as batch x heads x sequence x
-    dim where their strides allow it, and copied where not. They are not broadcast, and ``scale`` must be positive.
+    are zeros. Any number of batch dimensions may precede the heads: tensors are viewed as batch x heads x sequence x
+    dim if their strides allow it, and copied otherwise. They are not broadcast, and ``scale`` must be positive.
 
     >>> import numpy
     >>> q = numpy.ones((2, 4, 16, 8), "float32")
@@ -52,7 +52,7 @@ def scaled_dot_product_attention(
             if not _frameworks.is_traced():
                 warnings.warn(LEARNED, stacklevel=2)
             if dropout_seed is not None:
-                raise NotImplementedError("dropout_seed does not go with a mask that is learned; omit it, or detach the mask")
+                raise NotImplementedError("dropout_seed cannot be combined with a learned mask; omit it, or detach the mask")
             return by_torch(query, key, value, attn_mask, scale, enable_gqa, dropout_p)
         shape = _frameworks.shape("query", query)
         if len(shape) != 4:

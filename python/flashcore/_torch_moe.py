@@ -17,11 +17,11 @@ from ._grouped import grouped_mm
 from ._native import moe_gradients
 
 NO_ROUTING_GRADIENTS = (
-    "gradients of a routing by logits are not computed; choose experts in torch and pass ids and weights, "
+    "routing by logits has no gradients; choose experts in torch and pass ids and weights, "
     "or call it under torch.no_grad()"
 )
-NO_SHARED_GRADIENTS = "shared_expert has no gradients on a GPU; compute it apart from moe, or call it under torch.no_grad()"
-NO_WIDE_GRADIENTS = "gradients of moe on a GPU are those of float16 and bfloat16; convert the tensors, or move them to the CPU"
+NO_SHARED_GRADIENTS = "shared_expert has no gradients on a GPU; compute it outside moe, or call it under torch.no_grad()"
+NO_WIDE_GRADIENTS = "moe has gradients on a GPU for float16 and bfloat16 only; convert the tensors, or move them to the CPU"
 
 
 @torch.compiler.disable

@@ -16,12 +16,12 @@ from . import _attention, _frameworks
 from ._options import NONE, Options, Values
 
 NO_GPU_GRADIENTS = (
-    "gradients of {dtype} tensors on a GPU are asked for, but FlashCore computes those of float16 and bfloat16; "
+    "FlashCore computes gradients on a GPU of float16 and bfloat16 tensors, not {dtype}; "
     "convert q, k and v, call it under torch.no_grad(), or move them to the CPU"
 )
-NO_NARROW_GRADIENTS = "tensors of 8 bits have no gradients; convert them to bfloat16, or call it under torch.no_grad()"
+NO_NARROW_GRADIENTS = "8-bit tensors have no gradients; convert them to bfloat16, or call it under torch.no_grad()"
 NO_PAGE_GRADIENTS = (
-    "there are no gradients through pages; call it under torch.no_grad(), or gather keys and values first"
+    "keys in pages have no gradients; call it under torch.no_grad(), or gather keys and values first"
 )
 
 
@@ -329,7 +329,7 @@ def call(
     if values.factors is not None or values.turned:
         if with_gradients and out is None and not _is_watched(q, k, v):
             return Narrow.apply(q, k, v, options, values, return_lse)
-        raise NotImplementedError("tensors with factors are not traced; call it outside of torch.compile")
+        raise NotImplementedError("tensors with factors cannot be traced; make the call outside torch.compile")
     if with_gradients and values.table is not None:
         raise NotImplementedError(NO_PAGE_GRADIENTS)
     if with_gradients and q.is_cuda and q.dtype not in (torch.float16, torch.bfloat16):

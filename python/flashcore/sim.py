@@ -45,7 +45,7 @@ class Findings(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that a kernel did, as far as it is wrong or worth a look."""
+    """One thing that a kernel did that is wrong or worth a look."""
 
     kind: str
     severity: str
@@ -70,7 +70,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What came of a launch."""
+    """The result of a launch."""
 
     kernel: str
     findings: list[Finding]
@@ -121,7 +121,7 @@ class TensorMap:
 
 @dataclasses.dataclass(frozen=True)
 class unwritten:  # noqa: N801 - reads as a word in a list of arguments
-    """An argument: an array whose content means nothing before the kernel has written it."""
+    """An argument: an array whose contents are undefined until the kernel writes them."""
 
     array: Any
 
@@ -147,15 +147,15 @@ def run(
     name: str = "<ptx>",
     names: Sequence[str] | None = None,
 ) -> Result:
-    """Runs one kernel of a PTX text and judges it.
+    """Runs one kernel of a PTX text and checks it.
 
-    ``args`` come in the order of the parameters: arrays (anything that NumPy sees as a C-contiguous array of the
+    ``args`` are in the order of the parameters: arrays (anything that NumPy sees as a C-contiguous array of the
     host's memory), numbers, ``None`` for a null pointer, :class:`TensorMap`, :class:`unwritten`; for structs a tuple of
     such members, with NumPy's numbers (``numpy.int32(7)``) where it holds numbers, or their ``bytes``.
-    ``block`` and ``cluster`` may be left out where the kernel says them itself. ``schedule`` is how warps take turns:
-    None for in turn and tame, or ``"random"``, ``"round-robin"``, ``"producer-first"``, ``"consumer-first"``,
-    ``"apart"``, with everything asynchronous as hostile as the ISA allows, different for every ``seed``. A launch is given up after
-    ``max_steps`` warp instructions (100 million unless said otherwise); Ctrl-C ends it too. Findings call arguments by
+    ``block`` and ``cluster`` may be omitted if the kernel declares them. ``schedule`` is the order of the warps:
+    None for in turn and not hostile, or ``"random"``, ``"round-robin"``, ``"producer-first"``, ``"consumer-first"``,
+    ``"apart"``, with asynchronous operations as hostile as the ISA allows, by ``seed``. A launch is stopped after
+    ``max_steps`` warp instructions (100 million by default) and by Ctrl-C. Findings call arguments by
     ``names``, or by the names of the parameters.
     """
     known = kernels(ptx)

@@ -188,10 +188,10 @@ def disagrees(rank, world):
             messages.append("no error")
         except ValueError as error:
             messages.append(str(error))
-    wanted = ("cut tensors by flashcore.distributed.shard", "the softcap differs", "rank 1 cannot take part")
+    wanted = ("split tensors with flashcore.distributed.shard", "the softcap differs", "rank 1 cannot take part")
     if rank == 1:
         wanted = (*wanted[:2], "give all one batch")
-    for group, want in (("all", "group is 'all', which is no process group"), (outside(), "not in the group")):
+    for group, want in (("all", "group is 'all', which is not a process group"), (outside(), "not in the group")):
         try:
             distributed.ring_attention(q, k, k, group)
         except (TypeError, ValueError) as error:

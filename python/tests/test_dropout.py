@@ -221,9 +221,9 @@ def test_the_mask_refuses_what_is_no_seed(several):
     import jax
 
     seed, kind, words = {
-        "numbers": (np.arange(2), ValueError, r"^seed has the shape \(2,\); pass one whole number"),
-        "floats": (np.zeros(1), TypeError, "^seed is 0.0, which is no int"),
-        "keys": (jax.random.split(jax.random.key(1)), ValueError, r"^seed is keys of the shape \(2,\); pass one of them"),
+        "numbers": (np.arange(2), ValueError, r"^seed has the shape \(2,\); pass one integer"),
+        "floats": (np.zeros(1), TypeError, "^seed is 0.0, which is not an int"),
+        "keys": (jax.random.split(jax.random.key(1)), ValueError, r"^seed is an array of keys of shape \(2,\); pass one of them"),
     }[several]
     with raises(kind, words):
         flashcore.dropout_mask(P, seed, 1, 1, 4, 4)
@@ -235,7 +235,7 @@ def test_numbers_of_the_mask():
     assert (mask[:, :, :7, :9] == flashcore.dropout_mask(0.25, np.int64(3), 2, 3, 7, 9)).all()
     assert (mask[0] != mask[1]).any() and (mask[0, 0] != mask[0, 1]).any()
     assert flashcore.dropout_mask(0.0, 3, 1, 1, 4, 4).all() and flashcore.dropout_mask(0.5, 3, 0, 1, 4, 4).size == 0
-    with raises(ValueError, "probability 1 must be a number from 0 up to 1"):
+    with raises(ValueError, "probability 1 must be at least 0 and below 1"):
         flashcore.dropout_mask(1.0, 3, 1, 1, 4, 4)
     with raises(MemoryError, ""):
         flashcore.dropout_mask(0.5, 3, *[2**32 - 1] * 4)
@@ -352,11 +352,11 @@ def test_both_steps_of_flash_attention():
         (None, ValueError, "pass the rng_state that forward returned"),
         (3, ValueError, "pass the rng_state that forward returned"),
         (state.float(), TypeError, "rng_state is float32; convert it to int64"),
-        (state[:0], ValueError, "rng_state must be one number of 64 bits"),
+        (state[:0], ValueError, "rng_state must be one 64-bit"),
     ):
         with raises(kind, words):
             interface._flash_attn_backward(*steps, rng_state=state)
-    with raises(ValueError, "dropout_p 1.5 must be a number"):
+    with raises(ValueError, "dropout_p 1.5 must be at least 0"):
         interface._flash_attn_forward(q, k, v, 1.5, 0.25, True)
 
 
@@ -431,28 +431,28 @@ MISTAKES = {
     "always": (lambda: attention(X, X, X, dropout=1.0, dropout_seed=1), ValueError, "dropout 1 must be"),
     "never": (lambda: attention(X, X, X, dropout=-0.1, dropout_seed=1), ValueError, "dropout -0.1 must be"),
     "always, flash": (lambda: flashcore.flash_attn_func(X, X, X, 1, dropout_seed=1), ValueError, "dropout_p 1 must be"),
-    "no number": (lambda: attention(X, X, X, dropout="x"), TypeError, "dropout is 'x', which is no number"),
-    "fraction": (lambda: attention(X, X, X, dropout=P, dropout_seed=0.5), TypeError, "dropout_seed is 0.5, which is no int"),
+    "no number": (lambda: attention(X, X, X, dropout="x"), TypeError, "dropout is 'x', which is not a number"),
+    "fraction": (lambda: attention(X, X, X, dropout=P, dropout_seed=0.5), TypeError, "dropout_seed is 0.5, which is not an int"),
     "too large": (lambda: attention(X, X, X, dropout=P, dropout_seed=2**64), ValueError, "dropout_seed is .* 64 bits"),
     "floats": (
         lambda: attention(X, X, X, dropout=P, dropout_seed=X[0, 0, 0, :1]),
         TypeError,
-        "dropout_seed is .*, which is no int",
+        "dropout_seed is .*, which is not an int",
     ),
     "several": (
         lambda: attention(X, X, X, dropout=P, dropout_seed=np.arange(2)),
         ValueError,
-        r"dropout_seed has the shape \(2,\); pass one whole number",
+        r"dropout_seed has the shape \(2,\); pass one integer",
     ),
     "pages": (
         lambda: attention(X, X, X, dropout=P, dropout_seed=1, page_table=[[0]], key_lengths=[8]),
         ValueError,
-        "dropout does not go with keys in pages",
+        "dropout cannot be combined with keys in pages",
     ),
     "quantise": (
         lambda: attention(X, X, X, dropout=P, dropout_seed=1, quantise="e4m3"),
         ValueError,
-        "dropout does not go with quantise",
+        "dropout cannot be combined with quantise",
     ),
 }
 

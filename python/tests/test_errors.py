@@ -8,12 +8,12 @@ from producer import Producer
 Q = normal(2, 4, 8, 16)
 
 MISTAKES = {
-    "no tensor": (lambda: flashcore.attention([1], Q, Q), TypeError, "q is a list, which does not speak DLPack"),
+    "no tensor": (lambda: flashcore.attention([1], Q, Q), TypeError, "q is a list, which does not support DLPack"),
     "no tensor for k": (lambda: flashcore.attention(Q, [1], Q), TypeError, "k is a .*list.*DLPack"),
     "big-endian": (lambda: flashcore.attention(Q, Q.astype(">f4"), Q), TypeError, r"k is >f4; .*k.astype\("),
     "integers for bfloat16": (lambda: bfloat16_with("uint16"), TypeError, "k is uint16; convert"),
     "bfloat16 with others": (lambda: bfloat16_with("float32"), TypeError, "k is f32 but q is bf16"),
-    "not shared": (lambda: flashcore.attention(Q, Sealed(), Q), BufferError, "k was not handed over.*: in use"),
+    "not shared": (lambda: flashcore.attention(Q, Sealed(), Q), BufferError, "k could not be exported.*: in use"),
     "mixed": (lambda: flashcore.attention(Q, Q, Q.astype("float16")), TypeError, "v is f16 but q is f32"),
     "one dimension": (lambda: flashcore.attention(*[Q[0, 0, 0]] * 3), ValueError, "q has 1 dimensions but 4, 3 or 2 are needed"),
     "mixed dimensions": (lambda: flashcore.attention(Q[0], Q, Q), ValueError, "q has 3 dimensions but k has 4"),
@@ -25,7 +25,7 @@ MISTAKES = {
     "dimensions in the other order": (
         lambda: flashcore.attention(Q[0], Q, Q, layout="bshd"),
         ValueError,
-        "k has 4; give them the same of batch, sequence, heads, dim$",
+        "k has 4; give both the same: batch, sequence, heads, dim$",
     ),
     "heads": (lambda: flashcore.attention(Q, Q[:, :3], Q[:, :3]), ValueError, "4 query heads cannot share 3 key heads"),
     "batch": (lambda: flashcore.attention(Q, Q[:1], Q[:1]), ValueError, "k has batch 1 but 2 is needed"),
@@ -36,8 +36,8 @@ MISTAKES = {
     "scale": (lambda: flashcore.attention(Q, Q, Q, scale=-1.0), ValueError, "scale -1 must be finite and positive"),
     "softcap": (lambda: flashcore.attention(Q, Q, Q, softcap=0.0), ValueError, "softcap 0 must be"),
     "sinks": (lambda: flashcore.attention(Q, Q, Q, sinks=[1.0]), ValueError, "1 sinks for 4 query heads"),
-    "scale by text": (lambda: flashcore.attention(Q, Q, Q, scale="1"), TypeError, "scale is '1', which is no number"),
-    "softcap by text": (lambda: flashcore.attention(Q, Q, Q, softcap="1"), TypeError, "softcap is '1', which is no"),
+    "scale by text": (lambda: flashcore.attention(Q, Q, Q, scale="1"), TypeError, "scale is '1', which is not a number"),
+    "softcap by text": (lambda: flashcore.attention(Q, Q, Q, softcap="1"), TypeError, "softcap is '1', which is not"),
     "one sink": (lambda: flashcore.attention(Q, Q, Q, sinks=1.0), TypeError, "sinks is 1.0.*one logit per query head"),
     "sinks by text": (lambda: flashcore.attention(Q, Q, Q, sinks=["1"] * 4), TypeError, r"sinks\[0\] is '1', which"),
     "window": (lambda: flashcore.attention(Q, Q, Q, window=-1), ValueError, "window is -1 but must be from 0"),
@@ -45,7 +45,7 @@ MISTAKES = {
     "half a key": (
         lambda: flashcore.attention(Q, Q, Q, window=(2.5, 0)),
         TypeError,
-        "window is 2.5, which is no int",
+        "window is 2.5, which is not an int",
     ),
     "three sides": (lambda: flashcore.attention(Q, Q, Q, window=(1, 2, 3)), ValueError, r"window is \(1, 2, 3\); pass"),
     "negative length": (lambda: lengths([5, -1]), ValueError, r"key_lengths\[1\] is -1 but must be from 0.*keys each"),
@@ -53,30 +53,30 @@ MISTAKES = {
     "fraction of a length": (
         lambda: lengths([5.7, 8]),
         TypeError,
-        r"key_lengths\[0\] is 5.7, which is no int",
+        r"key_lengths\[0\] is 5.7, which is not an int",
     ),
     "fractions in an array": (lambda: lengths(np.array([5.7, 8])), TypeError, "key_lengths are float64.*int32"),
-    "one length": (lambda: lengths(5), TypeError, "key_lengths is 5, which is no sequence; give how many keys each"),
+    "one length": (lambda: lengths(5), TypeError, "key_lengths is 5, which is not a sequence; give how many keys each"),
     "length without dimension": (
         lambda: lengths(np.array(5)),
         TypeError,
-        r"key_lengths is array\(5\), which is no seq",
+        r"key_lengths is array\(5\), which is not a seq",
     ),
     "table of lengths": (lambda: lengths([[5, 8]]), TypeError, r"key_lengths\[0\] is \[5, 8\], which"),
     "layout": (lambda: flashcore.attention(Q, Q, Q, layout="sbhd"), ValueError, "unknown layout `sbhd`"),
     "no namespace": (lambda: flashcore.attention(Bare(), Q, Q), TypeError, "cannot make a tensor like a Bare"),
     "foreign device": (lambda: flashcore.attention(Odd(), Q, Q, out=Q.copy()), ValueError, "DLPack type 10"),
-    "layout by number": (lambda: flashcore.attention(Q, Q, Q, layout=4), TypeError, "layout is 4, which is no text; pass"),
-    "many causals": (lambda: flashcore.attention(Q, Q, Q, causal=KEEP), TypeError, "which is neither true nor false; pass a bool"),
+    "layout by number": (lambda: flashcore.attention(Q, Q, Q, layout=4), TypeError, "layout is 4, which is not a string; pass"),
+    "many causals": (lambda: flashcore.attention(Q, Q, Q, causal=KEEP), TypeError, "which is not a bool; pass True or False"),
     "mask by text": (lambda: flashcore.attention(Q, Q, Q, key_mask="1"), TypeError, "key_mask is <U1; pass bool"),
-    "nothing to merge": (lambda: flashcore.merge(None, Q), TypeError, "parts is None, which is no sequence"),
+    "nothing to merge": (lambda: flashcore.merge(None, Q), TypeError, "parts is None, which is not a sequence"),
     "factors": (lambda: flashcore.attention(Q, Q, Q, factors=2.0), ValueError, "pass three factors"),
-    "bound by text": (lambda: packed(longest_query="5"), TypeError, "longest_query is '5', which is no int"),
+    "bound by text": (lambda: packed(longest_query="5"), TypeError, "longest_query is '5', which is not an int"),
     "bound below zero": (lambda: packed(longest_key=-5), ValueError, "longest_key is -5 but must be from 0.*any sequence"),
-    "no cache": (lambda: cached(v_cache=None), TypeError, "v.* is a NoneType, which does not speak DLPack"),
+    "no cache": (lambda: cached(v_cache=None), TypeError, "v.* is a NoneType, which does not support DLPack"),
     "cache entries": (lambda: cached(cache_batch_idx=[3, 2], cache_leftpad=[0, 0], block_table=[[0]]), ValueError, "do not fit the cache"),
     "used rows": (lambda: parted(seqused_k=[4, 4, 4]), ValueError, r"seqused_k is \(3,\) but there are 2 sequences"),
-    "misaligned": (lambda: flashcore.attention(shifted(), Q, Q), ValueError, "no multiple of its 4-byte elements"),
+    "misaligned": (lambda: flashcore.attention(shifted(), Q, Q), ValueError, "not aligned to its 4-byte elements"),
 }
 
 
@@ -171,26 +171,26 @@ WORDS = {
     "number of lengths": (by_name("attention", Q, Q, Q, key_lengths=[1]), ValueError, "^key_lengths has 1 numbers but a batch of 2"),
     "offsets of packed": (by_name("packed_attention", *[Q[0]] * 3, [0, 2, 4], [0, 5, 3]), ValueError, r"^key_offsets\[2\] is wrong"),
     "offsets of queries": (varlen(cu_seqlens_q=[0, 3, 9]), ValueError, r"^cu_seqlens_q\[2\] is wrong.*its 4 rows"),
-    "offsets of keys": (varlen(cu_seqlens_k=[0, 2.5, 4]), TypeError, r"^cu_seqlens_k\[1\] is 2.5, which is no int"),
+    "offsets of keys": (varlen(cu_seqlens_k=[0, 2.5, 4]), TypeError, r"^cu_seqlens_k\[1\] is 2.5, which is not an int"),
     "fewer offsets": (varlen(cu_seqlens_k=[0, 4]), ValueError, "^3 cu_seqlens_q but 2 cu_seqlens_k"),
     "used keys": (varlen(Q[0], CACHES, CACHES, block_table=TABLE, seqused_k=[3]), ValueError, "^seqused_k has 1 numbers"),
     "table of varlen": (varlen(Q[0], CACHES, CACHES, block_table=TABLE[:1], seqused_k=[3, 4]), ValueError, "^block_table holds 2 numbers"),
     "sinks of varlen": (varlen(s_aux=["1"] * 4), TypeError, r"^s_aux\[0\] is '1'"),
     "scale": (by_name("flash_attn_func", *[TURNED] * 3, softmax_scale=-1.0), ValueError, "^softmax_scale -1 must be finite"),
-    "scale by text": (varlen(softmax_scale="1"), TypeError, "^softmax_scale is '1', which is no number"),
+    "scale by text": (varlen(softmax_scale="1"), TypeError, "^softmax_scale is '1', which is not a number"),
     "slopes": (by_name("flash_attn_func", *[TURNED] * 3, alibi_slopes=[1.0]), ValueError, "^alibi_slopes must be float32.*4"),
     "slopes by text": (by_name("flash_attn_func", *[TURNED] * 3, alibi_slopes="a"), TypeError, r"^alibi_slopes\[0\] is 'a'"),
     "lengths of a cache": (kvcache(cache_seqlens=FRACTIONS), TypeError, "^cache_seqlens are float64"),
     "cache of others": (kvcache(k_cache=CACHES[:1]), ValueError, "^k_cache has batch 1 but 2 is needed"),
-    "values of a cache": (kvcache(v_cache=CACHES[:2, :5]), ValueError, "^v_cache has sequence 5 but 16 is needed, because k_cache has it"),
+    "values of a cache": (kvcache(v_cache=CACHES[:2, :5]), ValueError, "^v_cache has sequence 5 but 16 is needed to match k_cache"),
     "full cache": (kvcache(k=TURNED, v=TURNED, v_cache=CACHES[2:4], cache_seqlens=[9, 8]), ValueError, "uses 17 rows of k_cache, which has 16"),
     "table of a cache": (kvcache(k_cache=CACHES, v_cache=CACHES, block_table=TABLE[:1]), ValueError, "^block_table holds 2"),
     "table by its other name": (kvcache(k_cache=CACHES, v_cache=CACHES, page_table=[[9], [1]]), ValueError, "page 9 .column 0 of page_table"),
     "half an embedding": (kvcache(k=TURNED, v=TURNED, rotary_cos=Q[0, 0]), ValueError, "needs rotary_cos and rotary_sin; pass both"),
     "flat embedding": (kvcache(k=TURNED, v=TURNED, v_cache=CACHES[2:4], rotary_cos=Q[0, 0, 0], rotary_sin=Q[0, 0, 0]), ValueError, "positions x half"),
     "query": (by_name("scaled_dot_product_attention", Q.astype("i4"), Q, Q), TypeError, r"^query is int32.*query.astype"),
-    "value": (by_name("scaled_dot_product_attention", Q, Q, Q[:, :, :5]), ValueError, "^value has sequence 5 .* because key has it"),
-    "wide mask": (by_name("scaled_dot_product_attention", Q, Q, Q, attn_mask=np.ones((5, 5), "f4")), ValueError, "^attn_mask has numbers for 5 keys"),
+    "value": (by_name("scaled_dot_product_attention", Q, Q, Q[:, :, :5]), ValueError, "^value has sequence 5 .* to match key"),
+    "wide mask": (by_name("scaled_dot_product_attention", Q, Q, Q, attn_mask=np.ones((5, 5), "f4")), ValueError, "^attn_mask has 5 keys"),
     "lengths to append": (by_name("append", TURNED, TURNED, CACHES[:2], CACHES[:2], FRACTIONS), TypeError, "^lengths are float64"),
     "slots": (by_name("reshape_and_cache_flash", TURNED[0], TURNED[0], CACHES, CACHES.copy(), np.arange(9)), ValueError, "^slot_mapping have 9 entries but 8"),
     "types to merge": (by_name("merge", [Q, Q.astype("f2")], [Q[..., 0].copy()] * 2), TypeError, "^a part is f16 but the first part is f32"),
@@ -199,7 +199,7 @@ WORDS = {
     "ends": (by_name("grouped_mm", Q[0, 0], np.ones((2, 16, 3), "f4"), offs=FRACTIONS), TypeError, "^offs are float64"),
     "experts": (moe(logits=None, ids=FRACTIONS[:, None], weights=FRACTIONS[:, None]), TypeError, "^ids are float64"),
     "too many experts": (moe(top_k=9), ValueError, "a token cannot go to 9 experts"),
-    "nothing": (by_name("attention", Q, None, Q), TypeError, "^k is a NoneType, which does not speak DLPack"),
+    "nothing": (by_name("attention", Q, None, Q), TypeError, "^k is a NoneType, which does not support DLPack"),
 }
 
 
@@ -218,7 +218,7 @@ TORCH_MISTAKES = {
 
 @cases(name=["float64", "int32", "uint8", "bool", "complex64", "object"])
 def test_element_types_have_their_names(name):
-    with raises(TypeError, rf'q is {name}; convert it to float16, bfloat16 or float32, as by q.astype\("float32"\)'):
+    with raises(TypeError, rf'q is {name}; convert it to float16, bfloat16 or float32, for example by q.astype\("float32"\)'):
         flashcore.attention(*[Q.astype(name)] * 3)
 
 

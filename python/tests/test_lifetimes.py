@@ -44,7 +44,7 @@ def test_a_tensor_without_deleter_is_left_alone():
 
 def test_tensors_are_given_back_when_the_call_fails():
     good, unknown = Producer(VALUES), Producer(VALUES, version=(2, 0))
-    with raises(BufferError, "DLPack 2.0 is not understood"):
+    with raises(BufferError, "DLPack 2.0 is not supported"):
         flashcore.attention(good, unknown, VALUES, out=np.empty_like(VALUES))
     with raises(ValueError, "dim 4 but 8"):
         flashcore.attention(good, VALUES[..., :4], VALUES, out=np.empty_like(VALUES))

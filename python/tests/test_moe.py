@@ -106,7 +106,7 @@ def test_logits_choose_experts(framework):
 def test_what_is_wrong_is_said():
     x, gate_up, down, ids, weights = (array.astype("float32") for array in layer())
     ids = ids.astype("int32")
-    with raises(ValueError, "give ids and weights"):
+    with raises(ValueError, "pass ids and weights"):
         flashcore.moe(x, gate_up, down)
     with raises(ValueError, "ids has 1 dimensions"):
         flashcore.moe(x, gate_up, down, ids[0], weights)
@@ -247,7 +247,7 @@ def test_what_has_no_gradients_says_so():
     x.requires_grad_()
     with raises(NotImplementedError, "choose experts in torch"):
         flashcore.moe(x, gate_up, down, logits=torch.zeros(T, E), top_k=K)
-    with raises(RuntimeError, "out= does not go with gradients"):
+    with raises(RuntimeError, "out= cannot be combined with gradients"):
         flashcore.moe(x, gate_up, down, ids.int(), weights, out=torch.empty(T, H))
 
 

@@ -205,7 +205,7 @@ def test_mistakes_are_told():
     table, lengths = np.zeros((2, 3), "int32"), [5, 48]
     call = lambda q=q, k=pages, **values: flashcore.attention(q, k, k, layout="bshd", **values)
     call(page_table=table, key_lengths=lengths)
-    with raises(ValueError, "pass key_lengths"):
+    with raises(ValueError, "need key_lengths"):
         call(page_table=table)
     with raises(ValueError, "1 rows|3 rows|holds 9 numbers"):
         call(page_table=np.zeros((3, 3), "int32"), key_lengths=lengths)
@@ -233,7 +233,7 @@ def test_gradients_through_pages_are_refused():
     q = torch.ones((2, 1, 4, 8), requires_grad=True)
     pages = torch.ones((6, 16, 2, 8))
     values = {"key_lengths": torch.tensor([5, 9]), "page_table": torch.zeros((2, 3), dtype=torch.int32)}
-    with raises(NotImplementedError, "no gradients through pages"):
+    with raises(NotImplementedError, "keys in pages have no gradients"):
         flashcore.attention(q, pages, pages, layout="bshd", **values)
     with torch.no_grad():
         assert flashcore.attention(q, pages, pages, layout="bshd", **values).shape == q.shape

@@ -126,11 +126,11 @@ def test_mistakes_are_told():
         flashcore.quantise(x, per="row")
     with raises(ValueError, "at least one row"):
         flashcore.quantise(x, per="block", rows=0)
-    with raises(ValueError, "quantising does not take e4m3"):
+    with raises(ValueError, "quantising does not support e4m3"):
         flashcore.quantise(x.to(torch.float8_e4m3fn))
-    with raises(ValueError, "attention multiplies \"e4m3\""):
+    with raises(ValueError, "attention supports \"e4m3\""):
         flashcore.attention(x, x, x, quantise="e5m2")
-    with raises(ValueError, "does not go with"):
+    with raises(ValueError, "cannot be combined with"):
         flashcore.attention(x, x, x, quantise="e4m3", key_mask=torch.ones(1, 8, dtype=torch.bool))
     with raises(NotImplementedError, "no backward pass"):
         flashcore.attention(x.requires_grad_(), x, x, quantise="e4m3")

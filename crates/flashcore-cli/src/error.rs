@@ -43,12 +43,12 @@ impl Verdict {
 pub enum CliError {
     #[error(transparent)]
     Attention(Box<flashcore::Error>),
-    #[error("no check has a group or name that contains `{filter}`; the groups are {groups}")]
+    #[error("no check has a group or name containing `{filter}`; the groups are {groups}")]
     NothingToCheck { filter: String, groups: String },
-    #[error("no problem has a name that contains `{filter}`; there are {names}")]
+    #[error("no problem has a name containing `{filter}`; the names are {names}")]
     NothingToMeasure { filter: String, names: String },
     #[error(
-        "there is no folder {folder} here; name result files of `flashcore bench --out`, or a folder with some: --dir FOLDER"
+        "the folder {folder} does not exist here; name result files of `flashcore bench --out`, or pass --dir FOLDER"
     )]
     NoRuns { folder: &'static str },
     #[error("--threads is for the cpu backend; omit it or pass --backend cpu")]
@@ -58,10 +58,10 @@ pub enum CliError {
     #[error("--gpu is for the simulator; omit it or pass --backend sim")]
     Gpu,
     #[error(
-        "the simulator cannot be timed; `flashcore run --backend sim` computes with it, `profile` counts"
+        "the simulator cannot be timed; use `flashcore run --backend sim`, or `flashcore profile` for its counters"
     )]
     NotTimed,
-    #[error("the simulator would take about {} for this; it takes problems of up to {}: make the shape smaller",
+    #[error("the simulator would take about {} for this problem, more than the limit of {}; make the shape smaller",
         minutes(*estimate), minutes(*most))]
     TooLong { estimate: Duration, most: Duration },
     #[error(transparent)]

@@ -29,16 +29,16 @@ pub struct TensorFlags {
     /// Shape of the queries: batch x heads x sequence x dim
     #[arg(long, value_name = "BxHxSxD", default_value = "1x8x512x64")]
     shape: Shape,
-    /// Heads of keys and values, which must divide the heads of the shape [default: the same]
+    /// Key and value heads; must divide the query heads [default: as many]
     #[arg(long, value_name = "N")]
     kv_heads: Option<usize>,
-    /// Sequence length of the queries [default: that of the shape]
+    /// Query sequence length [default: that of --shape]
     #[arg(long, value_name = "N")]
     seq_q: Option<usize>,
-    /// Sequence length of keys and values [default: that of the shape]
+    /// Key and value sequence length [default: that of --shape]
     #[arg(long, value_name = "N")]
     seq_kv: Option<usize>,
-    /// Features of a value [default: the same]
+    /// Head dim of the values [default: that of --shape]
     #[arg(long, value_name = "N")]
     dim_v: Option<usize>,
 }
@@ -65,27 +65,27 @@ pub fn kinds() -> impl TypedValueParser<Value = Kind> {
 
 /// What is computed.
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Options of attention")]
+#[command(next_help_heading = "Attention options")]
 pub struct AttentionFlags {
-    /// Hide keys after a query
+    /// Causal mask: hide the keys after each query
     #[arg(long, group = "masks")]
     causal: bool,
-    /// Show only L keys before and R after a query; `inf` does not limit
+    /// Sliding window: show L keys before and R keys after each query; `inf` means no limit
     #[arg(long, value_name = "L,R", group = "masks")]
     window: Option<Window>,
-    /// Align the mask to the first query and key instead of the last
+    /// Align the mask to the first query and key instead of the last ones
     #[arg(long, requires = "masks")]
     top_left: bool,
-    /// Factor on the scores [default: 1/sqrt(dim)]
+    /// Softmax scale: factor on the scores [default: 1/sqrt(dim)]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     scale: Option<f32>,
-    /// Limit scores to X * tanh(score / X)
+    /// Softcap: replace each score by X * tanh(score / X)
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     softcap: Option<f32>,
-    /// Give every query head a sink: a standard normal logit without a value
+    /// Give every query head an attention sink: a random (standard normal) logit without a value
     #[arg(long)]
     sinks: bool,
-    /// Make the bits of a row independent of the rest of its batch
+    /// Make the bits of each row independent of the rest of the batch
     #[arg(long)]
     batch_invariant: bool,
 }
@@ -163,7 +163,7 @@ fn none_left() -> BackendError {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "How to run")]
 pub struct BackendFlags {
-    /// Backend that computes
+    /// Backend to run on
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = names())]
     backend: Named,
     /// Threads of the CPU backend [default: all cores]

@@ -13,7 +13,7 @@ use flashcore_tile::shared_limit;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Which GPU")]
 pub struct GpuFlags {
-    /// Architecture to plan for, whether it is there or not [default: the GPU found, else sm_90]
+    /// Architecture to plan for; need not be in this machine [default: the GPU found, else sm_90]
     #[arg(long, value_name = "SM", value_parser = models())]
     gpu: Option<Chosen>,
 }

@@ -33,10 +33,10 @@ use crate::{
 /// What is measured: a suite or one problem.
 #[derive(Args, Clone, Debug)]
 pub struct TaskFlags {
-    /// A set of problems [default: one problem]
+    /// Suite of problems [default: one problem, given by --shape]
     #[arg(long, value_name = "NAME", value_parser = suites(), conflicts_with_all = TensorFlags::NAMES)]
     suite: Option<Suite>,
-    /// Only problems, or comparisons, whose name contains all these words; may be given several times
+    /// Only problems (or comparisons) whose name contains all these words; repeat to add more
     #[arg(long, value_name = "WORDS", requires = "suite")]
     filter: Vec<String>,
     #[command(flatten)]
@@ -44,12 +44,12 @@ pub struct TaskFlags {
     /// Element type: f16, bf16 or f32 [default: f16, or what the suite uses]
     #[arg(long, value_name = "TYPE", help_heading = "Random tensors")]
     dtype: Option<DType>,
-    /// What the tensors hold: normal, outliers, sharp, sink, mean or drift
+    /// Kind of random data: normal, outliers, sharp, sink, mean or drift
     #[arg(long, value_name = "NAME", default_value = "normal", value_parser = kinds(), hide_possible_values = true,
           conflicts_with = "suite", help_heading = "Random tensors")]
     kind: Kind,
-    /// Gradients instead of the output, from an output that is there
-    #[arg(long, conflicts_with = "suite", help_heading = "Options of attention")]
+    /// Measure the gradients alone, from an output computed beforehand
+    #[arg(long, conflicts_with = "suite", help_heading = "Attention options")]
     backward: bool,
     #[command(flatten)]
     attention: AttentionFlags,
@@ -145,7 +145,7 @@ fn suites() -> impl TypedValueParser<Value = Suite> {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "How to measure")]
 pub struct TimingFlags {
-    /// sustained: each alone, back to back; interleaved: in short turns
+    /// sustained: each competitor alone, back to back; interleaved: in short turns
     #[arg(long, value_name = "MODE", value_parser = modes())]
     mode: Option<Mode>,
     /// Seconds of timing per competitor and round
@@ -154,25 +154,25 @@ pub struct TimingFlags {
     /// Seconds of GPU load before the first sustained turn [default: 1.5]
     #[arg(long, value_name = "S", value_parser = load)]
     warm_up: Option<f64>,
-    /// Rounds in which every competitor has a turn
+    /// Number of rounds; every competitor has a turn in each
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: Option<u32>,
-    /// Empty caches before each call
+    /// Flush caches before each call
     #[arg(long)]
     cold: bool,
-    /// Replay GPU calls from a graph [default: in suites of short calls]
+    /// Replay GPU calls from a CUDA graph [default: in suites of short calls]
     #[arg(long)]
     graph: bool,
-    /// Launch GPU calls one by one, in those suites too
+    /// Launch GPU calls one by one even in suites of short calls
     #[arg(long, conflicts_with = "graph")]
     eager: bool,
     /// Seed of the inputs
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Write every raw time to this file
+    /// Write all raw timings to this file
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// Replace that file if it exists
+    /// Overwrite the file of --out if it exists
     #[arg(long, requires = "out")]
     force: bool,
 }

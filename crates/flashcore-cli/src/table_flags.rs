@@ -14,7 +14,7 @@ use crate::error::CliError;
 /// Which table of measured tiles.
 #[derive(Args, Clone, Debug)]
 pub struct TableFlags {
-    /// Take GPU kernels' tiles from this table, which `flashcore tune` writes, where it has the problem
+    /// Use the tiles of this table, written by `flashcore tune`, for the problems it lists
     #[arg(long, value_name = "FILE", help_heading = "How to run")]
     table: Option<PathBuf>,
 }
@@ -29,11 +29,11 @@ impl TableFlags {
 /// Which kernel.
 #[derive(Args, Clone, Debug)]
 pub struct KernelFlags {
-    /// Use this GPU kernel instead of the one that the plan chooses: for comparisons
+    /// Use this GPU kernel instead of the planned one, for comparison
     #[arg(id = "family", long = "kernel", value_name = "NAME", value_parser = families(), conflicts_with = "table",
           help_heading = "How to run")]
     family: Option<Family>,
-    /// Use the GPU kernel that runs on every architecture: --kernel forward_sm80
+    /// Use the general GPU kernel; the same as --kernel forward_sm80
     #[arg(long, conflicts_with_all = ["table", "family"], help_heading = "How to run")]
     general: bool,
 }

@@ -97,7 +97,7 @@ impl AppendSpec {
         }
     }
 
-    /// Checks everything and fills in what was left out.
+    /// Checks everything and fills in defaults.
     pub fn parse(self) -> Result<AppendProblem, ProblemError> {
         self.dtype.check_common("appending to a cache")?;
         let cache_dtype = self.check_cache_dtype()?;
@@ -189,7 +189,7 @@ pub struct AppendProblem {
 }
 
 impl AppendProblem {
-    /// The specification, with what had been left out filled in.
+    /// The specification, with defaults filled in.
     pub const fn spec(&self) -> &AppendSpec {
         &self.spec
     }

@@ -70,7 +70,7 @@ impl BackwardSpec {
         }
     }
 
-    /// Checks everything and fills in what was left out.
+    /// Checks everything and fills in defaults.
     pub fn parse(self) -> Result<BackwardProblem, ProblemError> {
         let dtypes = [self.forward.dtype, self.forward.kv_dtype.unwrap_or(self.forward.dtype)];
         dtypes.into_iter().try_for_each(|dtype| dtype.check_common("computing gradients"))?;

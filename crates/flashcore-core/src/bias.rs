@@ -1,6 +1,6 @@
-//! What is added to scores before the softmax: a number for each query and key, or one that falls with their distance.
+//! What is added to scores before the softmax: a number for each query and key, or ALiBi's, which falls with their distance.
 //!
-//! The kind is part of a problem, the numbers are bound by a call, as with lengths and sinks. Softcaps come first, masks
+//! The kind is part of a problem, the numbers are bound by a call, as with lengths and sinks. Softcaps are applied before, masks
 //! after. A bias of −∞ hides a key; gradients of biases are not computed.
 
 use crate::{
@@ -48,9 +48,7 @@ pub enum BiasError {
         dims: Dims,
     },
     /// Numbers of keys, which have to be there.
-    #[error(
-        "the bias has numbers for {got} keys but there are {expected}; expand and copy it along the keys"
-    )]
+    #[error("the bias has {got} keys but {expected} are needed; expand and copy it along the keys")]
     Keys {
         /// Keys it has.
         got: usize,
@@ -59,11 +57,11 @@ pub enum BiasError {
     },
     /// Pairs of packed sequences or of keys in pages.
     #[error(
-        "a bias for each pair needs one sequence for each batch entry; pass slopes, or sequences unpacked"
+        "a bias per query and key needs one sequence per batch entry; pass slopes, or unpack the sequences"
     )]
     Packed,
     /// A call that brings a bias where none is asked for, or none where one is.
-    #[error("the call brings {given} biases but the problem asks for {asked}; bind as many as it says")]
+    #[error("the call passes {given} biases but the problem expects {asked}; bind that many")]
     Count {
         /// Numbers given.
         given: usize,

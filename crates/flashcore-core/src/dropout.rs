@@ -1,8 +1,8 @@
-//! Dropout: weights that a call leaves out at random, as training does, and scales the rest so that sums stay the same on
+//! Dropout: a call drops weights at random, as training does, and scales the rest so that sums stay the same on
 //! average.
 //!
-//! Which weights are left out is a function of a seed and of where a weight stands: its sequence, query head, query and key.
-//! Nothing is kept between forward and backward, and every backend leaves out the same weights, however it divides the work.
+//! Whether a weight is dropped is a function of a seed and of the weight's position: its sequence, query head, query and key.
+//! Nothing is kept between forward and backward, and every backend drops the same weights, however it divides the work.
 //! The function is a hash of 32-bit words, small enough to be computed for each weight beside the products.
 
 use crate::error::ProblemError;
@@ -13,24 +13,24 @@ pub const DROPOUT_STEP: u32 = 0x9E37_79B9;
 /// Odd factors between shifts that let every bit of a word depend on every other.
 pub const DROPOUT_FACTORS: [u32; 2] = [0x7FEB_352D, 0x846C_A68B];
 
-/// With which probability weights are left out.
+/// The probability with which weights are dropped.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Dropout {
     probability: f32,
 }
 
 impl Dropout {
-    /// Leaves out weights with this probability, which [`Spec::parse`](crate::Spec::parse) checks.
+    /// Drops weights with this probability, which [`Spec::parse`](crate::Spec::parse) checks.
     pub const fn new(probability: f32) -> Self {
         Self { probability }
     }
 
-    /// With which probability a weight is left out.
+    /// The probability with which a weight is dropped.
     pub const fn probability(self) -> f32 {
         self.probability
     }
 
-    /// Checks the probability; one that leaves out nothing is no dropout.
+    /// Checks the probability; `None` if it drops nothing.
     pub fn parse(self) -> Result<Option<Self>, ProblemError> {
         match self.probability {
             p if (0.0..1.0).contains(&p) => Ok((self.threshold() > 0).then_some(self)),
@@ -38,7 +38,7 @@ impl Dropout {
         }
     }
 
-    /// A weight is left out where its hash is below this.
+    /// A weight is dropped where its hash is below this.
     pub fn threshold(self) -> u32 {
         (f64::from(self.probability) * 2f64.powi(32)) as u32
     }
@@ -109,7 +109,7 @@ impl HeadDropout {
         self.words.of_row(query as u32)
     }
 
-    /// A weight is left out where its hash is below this.
+    /// A weight is dropped where its hash is below this.
     pub fn threshold(&self) -> u32 {
         self.dropout.threshold()
     }

@@ -18,7 +18,7 @@ fn pages_for_each(columns: &Option<usize>) -> String {
 pub enum ProblemError {
     /// K, V or the output has another extent than Q or K demand.
     #[error(
-        "{operand} has {axis} {got} but {expected} is needed, because {because} has it ({because} {other}, {operand} {dims}); \
+        "{operand} has {axis} {got} but {expected} is needed to match {because} ({because} {other}, {operand} {dims}); \
          pass tensors as batch x heads x sequence x dim"
     )]
     Mismatch {
@@ -67,7 +67,7 @@ pub enum ProblemError {
     },
     /// Extents times strides overflow.
     #[error(
-        "a {dims} tensor with strides {strides:?} is larger than memory can be; check its extents and strides"
+        "a {dims} tensor with strides {strides:?} exceeds the address space; check its extents and strides"
     )]
     TooLarge {
         /// The extents.
@@ -83,7 +83,7 @@ pub enum ProblemError {
     },
     /// Positions of an output share memory.
     #[error(
-        "the output's strides {strides:?} make positions share memory; give every position its own elements"
+        "elements of the output overlap in memory with strides {strides:?}; give every position its own elements"
     )]
     OverlappingOutput {
         /// The strides in elements.
@@ -111,7 +111,7 @@ pub enum ProblemError {
     },
     /// There is no memory for a tensor that was to be allocated.
     #[error(
-        "no memory for {bytes} bytes of a {dims} tensor; use smaller tensors or fewer batch entries at a time"
+        "cannot allocate {bytes} bytes for a {dims} tensor; use smaller tensors or fewer batch entries at a time"
     )]
     OutOfMemory {
         /// Bytes asked for.
@@ -130,7 +130,7 @@ pub enum ProblemError {
         expected: DType,
     },
     /// A tensor of another type than the problem says.
-    #[error("{operand} is {got} but the problem says {expected}; bind a tensor of that type")]
+    #[error("{operand} is {got} but the problem expects {expected}; bind a tensor of that type")]
     OtherDType {
         /// The tensor that differs.
         operand: Operand,
@@ -140,10 +140,10 @@ pub enum ProblemError {
         expected: DType,
     },
     /// The scale is not a positive number.
-    #[error("scale {0} must be finite and positive; leave it out for 1/sqrt(dim)")]
+    #[error("scale {0} must be finite and positive; omit it for 1/sqrt(dim)")]
     Scale(f32),
     /// The softcap is not a positive number.
-    #[error("softcap {0} must be finite and positive; leave it out for none")]
+    #[error("softcap {0} must be finite and positive; omit it for no softcap")]
     Softcap(f32),
     /// An output type that kernels do not write.
     #[error("the output is {out} but q is {dtype}; give it q's type or f32")]
@@ -154,13 +154,13 @@ pub enum ProblemError {
         dtype: DType,
     },
     /// A result in 8 bits.
-    #[error("an output of {out} would lose what was computed; ask for f16, bf16 or f32")]
+    #[error("an {out} output would lose precision; ask for f16, bf16 or f32")]
     NarrowOut {
         /// The output's type.
         out: DType,
     },
     /// 8-bit tensors where an operation does not take them.
-    #[error("{operation} does not take {dtype} tensors; convert them to f16, bf16 or f32")]
+    #[error("{operation} does not support {dtype} tensors; convert them to f16, bf16 or f32")]
     Narrow {
         /// The operation.
         operation: &'static str,
@@ -168,7 +168,7 @@ pub enum ProblemError {
         dtype: DType,
     },
     /// Keys of a type that queries do not take.
-    #[error("k and v are {kv} but q is {dtype}; convert them, or give 16-bit queries over an e4m3 cache")]
+    #[error("k and v are {kv} but q is {dtype}; convert them, or use 16-bit queries over an e4m3 cache")]
     KeyDType {
         /// The type of K and V.
         kv: DType,
@@ -176,21 +176,21 @@ pub enum ProblemError {
         dtype: DType,
     },
     /// Factors of tensors that have bits enough.
-    #[error("{dtype} tensors have no factors; leave them out, or give e4m3 or e5m2 tensors")]
+    #[error("{dtype} tensors have no factors; omit the factors, or pass e4m3 or e5m2 tensors")]
     ScaledDType {
         /// The tensors' type.
         dtype: DType,
     },
     /// Factors where the problem has none, none where it has, or of another kind.
-    #[error("the call brings {} factors as the problem has; bind what it was planned for",
-        if *given { "not such" } else { "no" })]
+    #[error("the call passes {}; bind what it was planned for",
+        if *given { "factors that the problem does not have" } else { "no factors but the problem has some" })]
     OtherFactors {
         /// Whether the call brings factors.
         given: bool,
     },
     /// The wrong number of factors.
     #[error(
-        "{given} factors for {operand} but {needed} are needed; give one, or one per batch entry and key head, or for blocks one per block"
+        "{given} factors for {operand} but {needed} are needed; give one, or one per batch entry and key head, or with blocks one per block"
     )]
     FactorCount {
         /// The tensor.
@@ -216,7 +216,7 @@ pub enum ProblemError {
     },
     /// Accumulating without the weights of what is there.
     #[error(
-        "accumulating needs the LSE of what the output holds already; pass lse (minus infinity for nothing)"
+        "accumulating needs the LSE of what the output already holds; pass lse (minus infinity where it holds nothing)"
     )]
     AccumulateLse,
     /// A type of gradients that kernels do not write.
@@ -236,7 +236,7 @@ pub enum ProblemError {
         len: usize,
     },
     /// The output where the problem asks for row sums, or the other way round.
-    #[error("the problem asks for {} but the call brings {}; bind what it was planned for",
+    #[error("the problem expects {} but the call passes {}; bind what it was planned for",
         if *given { "the output" } else { "row sums" }, if *given { "row sums" } else { "the output" })]
     OtherRowTerms {
         /// Whether the call brings row sums.
@@ -254,7 +254,7 @@ pub enum ProblemError {
     },
     /// Lengths of another kind than the problem asks for.
     #[error(
-        "the problem asks for {asked:?} but the call brings {given:?}; bind the lengths it was planned for"
+        "the problem expects {asked:?} but the call passes {given:?}; bind the lengths it was planned for"
     )]
     OtherLengths {
         /// What the call brings.
@@ -263,22 +263,20 @@ pub enum ProblemError {
         asked: Sequences,
     },
     /// Sinks where the problem has none, or none where it has.
-    #[error("the problem has {} but the call brings {}; bind what it was planned for",
+    #[error("the problem has {} but the call passes {}; bind what it was planned for",
         if *given { "no sinks" } else { "sinks" }, if *given { "some" } else { "none" })]
     OtherSinks {
         /// Whether the call brings sinks.
         given: bool,
     },
-    /// A probability with which no weight, or every weight, would be left out.
-    #[error(
-        "dropout {0} must be a number from 0 up to 1, but not 1: the probability that a weight is left out"
-    )]
+    /// A probability that is not from 0 up to 1.
+    #[error("dropout {0} must be at least 0 and below 1: the probability that a weight is dropped")]
     Dropout(f32),
-    /// Dropout where nobody trains.
-    #[error("dropout does not go with {0}: weights are left out in training; leave the dropout out here")]
+    /// Dropout with something that is for inference.
+    #[error("dropout cannot be combined with {0}; omit one of them")]
     DropoutWith(&'static str),
-    /// Weights that are to be left out by no seed.
-    #[error("the problem has dropout but the call brings no seed; give one")]
+    /// Dropout without a seed.
+    #[error("the problem has dropout but the call passes no seed; give one")]
     NoSeed,
     /// Sinks that do not fit the heads.
     #[error("{given} sinks for {heads} query heads; give one logit per query head")]
@@ -289,7 +287,7 @@ pub enum ProblemError {
         heads: usize,
     },
     /// A sink that is no logit.
-    #[error("sink {value} of head {head} must be a number below infinity")]
+    #[error("sink {value} of head {head} must not be NaN or infinity")]
     Sink {
         /// The head.
         head: usize,
@@ -328,7 +326,7 @@ pub enum ProblemError {
     },
     /// Offsets that do not cut the rows into sequences.
     #[error(
-        "offset {at} of {operand} is wrong: offsets start at 0, do not decrease, and end at its {seq} rows"
+        "offset {at} of {operand} is wrong: offsets must start at 0, not decrease, and end at its {seq} rows"
     )]
     RaggedOffsets {
         /// The tensor.
@@ -347,7 +345,7 @@ pub enum ProblemError {
         dims: Dims,
     },
     /// Pages without the number of keys in them.
-    #[error("pages do not say how many keys a sequence has; pass key lengths, one per sequence")]
+    #[error("keys in pages need key lengths; pass one per sequence")]
     PagesWithoutLengths,
     /// Packed queries with key lengths, but keys that lie in no pages.
     #[error(
@@ -356,7 +354,7 @@ pub enum ProblemError {
     QueriesWithoutPages,
     /// A table that memory cannot hold.
     #[error(
-        "a page table of {rows} rows of {columns} numbers, {row_stride} apart, is larger than memory can be; \
+        "a page table of {rows} rows of {columns} numbers, {row_stride} apart, exceeds the address space; \
          check its extents and strides"
     )]
     TableTooLarge {
@@ -382,7 +380,7 @@ pub enum ProblemError {
     },
     /// A table where the problem has none, none where it has, or one of another width.
     #[error(
-        "the problem has {} but the call brings {}; bind the page table it was planned for",
+        "the problem has {} but the call passes {}; bind the page table it was planned for",
         pages_for_each(asked),
         pages_for_each(given)
     )]
@@ -407,14 +405,14 @@ pub enum ProblemError {
         pages: usize,
     },
     /// Gradients of keys that lie in pages.
-    #[error("gradients are not computed through pages; gather the keys and values of each sequence first")]
+    #[error("keys in pages have no gradients; gather the keys and values of each sequence first")]
     PagedGradients,
     /// Slots for a cache that a table describes.
-    #[error("slots say where rows go, and so does a page table; pass one of them")]
+    #[error("slots and a page table both say where rows go; pass one of them")]
     SlotsAndTable,
     /// Rotary embedding of rows whose positions nobody knows.
     #[error(
-        "slots do not say at which position a key stands; turn the keys before, or pass lengths instead of slots"
+        "slots do not give the positions that rotary embedding needs; rotate the keys first, or pass lengths instead of slots"
     )]
     SlotsWithoutPositions,
     /// The wrong number of slots.
@@ -426,10 +424,10 @@ pub enum ProblemError {
         rows: usize,
     },
     /// Queries without anything to do with them.
-    #[error("queries are only turned here; pass cosines and sines, or no queries")]
+    #[error("queries are only rotated here; pass cosines and sines, or omit the queries")]
     QueriesUnturned,
     /// A number of features that cannot be turned.
-    #[error("{dim} features cannot be turned in pairs: give an even number from 2 to {most}, the dim of k")]
+    #[error("{dim} features cannot be rotated in pairs; give an even number from 2 to {most}, the dim of k")]
     RotaryDim {
         /// Features to turn.
         dim: usize,
@@ -445,14 +443,14 @@ pub enum ProblemError {
         most: usize,
     },
     /// Cosines and sines where the problem turns nothing, or none where it does.
-    #[error("the problem turns {} but the call brings {}; bind what it was planned for",
+    #[error("the problem rotates {} but the call passes {}; bind what it was planned for",
         if *given { "nothing" } else { "keys" }, if *given { "cosines and sines" } else { "no cosines and sines" })]
     OtherRotary {
         /// Whether the call brings them.
         given: bool,
     },
     /// Queries where the problem has none, or none where it has.
-    #[error("the problem has {} but the call brings {}; bind what it was planned for",
+    #[error("the problem has {} but the call passes {}; bind what it was planned for",
         if *given { "no queries" } else { "queries" }, if *given { "some" } else { "none" })]
     OtherQueries {
         /// Whether the call brings some.

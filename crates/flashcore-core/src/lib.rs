@@ -10,10 +10,10 @@
 //! | [`TensorView`], [`TensorViewMut`], [`Tensor`] | host memory with a layout |
 //! | [`Mask`] | which keys a query may see |
 //! | [`Sequences`] | whether batch entries use a part of their sequence, or sequences are packed |
-//! | [`Bias`] | what is added to scores |
-//! | [`Dropout`] | which weights are left out at random |
-//! | [`Pages`] | that keys and values lie in pages, which a table finds |
-//! | [`E4M3`], [`E5M2`], [`Scales`] | 8-bit floats, and what they are multiplied by |
+//! | [`Bias`] | what is added to scores: numbers per query and key, or ALiBi |
+//! | [`Dropout`] | which weights are dropped at random |
+//! | [`Pages`] | that keys and values are in pages, found through a page table |
+//! | [`E4M3`], [`E5M2`], [`Scales`] | 8-bit floats and their scale factors |
 //! | [`Problem`] | all of it together, checked: what a plan is made from |
 //! | [`Lengths`], [`PageTable`], [`Values`] | the numbers that a call binds to a problem |
 //! | [`Instance`] | a problem with its numbers |

@@ -16,7 +16,7 @@ pub enum Align {
 /// The keys that each query may see.
 ///
 /// Every mask is a band: query `i` sees the keys from `d - left` to `d + right`, where `d` is the key on its
-/// diagonal and a missing bound does not limit. No mask, causal and sliding window are values of this one type.
+/// diagonal and `None` means no limit. No mask, causal and sliding window are values of this one type.
 ///
 /// ```
 /// use flashcore_core::Mask;
@@ -43,7 +43,7 @@ impl Mask {
     /// A query sees the keys up to its own position.
     pub const CAUSAL: Self = Self { right: Some(0), ..Self::NONE };
 
-    /// A query sees at most `left` keys before and `right` keys after its own position; `None` does not limit.
+    /// A query sees at most `left` keys before and `right` keys after its own position; `None` means no limit.
     pub fn window(left: impl Into<Option<u32>>, right: impl Into<Option<u32>>) -> Self {
         Self { left: left.into(), right: right.into(), ..Self::NONE }
     }
@@ -55,8 +55,8 @@ impl Mask {
 
     /// The same mask with its diagonal `keys` further to later keys; a negative number moves it to earlier ones.
     ///
-    /// Part of a longer sequence is masked so: of queries that start at position `p` of it and keys that start at
-    /// position `s`, both masked from the top left corner, the diagonal is shifted by `p - s`.
+    /// For part of a longer sequence, whose queries start at position `p` and whose keys start at
+    /// position `s`, align the mask to the top left corner and shift it by `p - s`.
     pub const fn shifted(self, keys: i32) -> Self {
         Self { shift: self.shift.saturating_add(keys), ..self }
     }

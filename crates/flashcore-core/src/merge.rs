@@ -32,7 +32,7 @@ pub enum PartError {
     },
     /// Another number of parts, or of their LSE, than the problem says.
     #[error(
-        "{given} buffers for {operand} but the problem asks for {expected}; give each part its rows and its lse"
+        "{given} buffers for {operand} but the problem expects {expected}; give each part its rows and its lse"
     )]
     Buffers {
         /// What was given.
@@ -43,14 +43,14 @@ pub enum PartError {
         expected: usize,
     },
     /// Parts that do not lie alike.
-    #[error("part {part} has another shape or other strides than part 0; give all parts one layout")]
+    #[error("part {part} differs from part 0 in shape or strides; give all parts the same layout")]
     Layout {
         /// Number of the part, from 0.
         part: usize,
     },
     /// A stack of parts that cannot be divided.
     #[error(
-        "a stack of batch {batch} does not hold {count} parts of equal batch; stack the parts along the batch"
+        "a stack of batch {batch} cannot be split into {count} parts of equal batch; stack the parts along the batch"
     )]
     Batch {
         /// Batch of the stack.
@@ -118,7 +118,7 @@ impl MergeSpec {
         Self { dtype, part, parts, out_dtype: dtype, out: None }
     }
 
-    /// Checks everything and fills in what was left out.
+    /// Checks everything and fills in defaults.
     pub fn parse(self) -> Result<MergeProblem, ProblemError> {
         let dims = self.part.dims();
         [self.dtype, self.out_dtype].into_iter().try_for_each(|dtype| dtype.check_common("merging"))?;

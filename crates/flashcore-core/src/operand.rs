@@ -38,7 +38,7 @@ pub enum Operand {
     Means,
     /// What is added to scores.
     Bias,
-    /// What decides which weights are left out.
+    /// What decides which weights are dropped.
     Seed,
     /// A partial result.
     Part,

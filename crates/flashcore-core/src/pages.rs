@@ -30,7 +30,7 @@ impl Pages {
         Self { columns, row_stride: columns, longest_kv: None }
     }
 
-    /// Checks a table over pages of these extents and fills in what was left out.
+    /// Checks a table over pages of these extents and fills in defaults.
     pub(crate) fn parse(self, k: Dims, sequences: Sequences, batch: usize) -> Result<Self, ProblemError> {
         if k.seq == 0 {
             return Err(ProblemError::EmptyPages { dims: k });

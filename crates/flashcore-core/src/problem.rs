@@ -34,12 +34,12 @@ pub struct Spec {
     /// Whether the values are turned, as [`QuantiseSpec::turned`](crate::QuantiseSpec) leaves them: `v` then has the extents
     /// of [`turned_dims`](crate::turned_dims), and zeros where keys are not used.
     pub turned: bool,
-    /// Element type of the result, where it is not that of Q: f32. That of 8-bit tensors is f16, bf16 (if left out) or
+    /// Element type of the result, where it is not that of Q: f32. That of 8-bit tensors is f16, bf16 (the default) or
     /// f32.
     pub out_dtype: Option<DType>,
     /// That Q, K and V are multiplied by factors, if they are: 8-bit ones only.
     pub scales: Option<Scales>,
-    /// Merge into what output and LSE hold already, instead of overwriting them.
+    /// Accumulate into output and LSE instead of overwriting them.
     pub accumulate: bool,
     /// Layout of the result; dense batch × heads × sequence × dim where `None`.
     pub out: Option<Layout>,
@@ -53,7 +53,7 @@ pub struct Spec {
     pub sinks: Option<DType>,
     /// What is added to scores, if anything.
     pub bias: Option<Bias>,
-    /// That weights are left out at random, if they are, as in training.
+    /// Dropout of the weights, as in training, if any.
     pub dropout: Option<Dropout>,
     /// How sequences lie in the tensors.
     pub sequences: Sequences,
@@ -107,7 +107,7 @@ impl Spec {
         Self { kv_dtype: Some(kv_dtype), ..self }
     }
 
-    /// Checks everything and fills in what was left out.
+    /// Checks everything and fills in defaults.
     pub fn parse(self) -> Result<Problem, ProblemError> {
         let (q, k, v) = (self.q.dims(), self.k.dims(), self.value_dims()?);
         self.sequences.check(q, k, self.pages.is_some())?;
@@ -208,7 +208,7 @@ impl AsRef<Self> for Problem {
 }
 
 impl Problem {
-    /// The specification it was parsed from, with what had been left out filled in.
+    /// The specification it was parsed from, with defaults filled in.
     pub fn spec(&self) -> &Spec {
         &self.spec
     }
@@ -356,7 +356,7 @@ impl Problem {
         self.spec.bias
     }
 
-    /// That weights are left out at random, if they are.
+    /// Dropout of the weights, if any.
     pub fn dropout(&self) -> Option<Dropout> {
         self.spec.dropout
     }

@@ -37,10 +37,10 @@ pub enum ScaleError {
     #[error("a block must have at least one row")]
     EmptyBlocks,
     /// Blocks of keys in pages.
-    #[error("keys in pages have no blocks with factors; give factors per tensor or per head")]
+    #[error("keys in pages cannot have factors per block; give factors per tensor or per head")]
     PagedBlocks,
     /// Heads that cannot share factors.
-    #[error("{group} heads cannot share a factor where there are {heads}; give a number that divides them")]
+    #[error("{heads} heads cannot be split into groups of {group}; give a number that divides them")]
     Group {
         /// Heads that are to share one.
         group: usize,
@@ -48,11 +48,11 @@ pub enum ScaleError {
         heads: usize,
     },
     /// Heads that share factors of blocks or features.
-    #[error("heads share factors per head only; leave the group out")]
+    #[error("only factors per head can be shared by groups of heads; omit the group")]
     SharedBlocks,
     /// Values whose extents are not those of turned ones.
     #[error(
-        "turned values of {keys} keys have a multiple of 16 features, {} rows more and keys up to a multiple of {}, \
+        "turned values of {keys} keys need a multiple of 16 features, {} more rows, and keys padded to a multiple of {}, \
              not {dims}",
         crate::turned::COUNT_ROWS,
         crate::turned::TURNED_KEYS
@@ -64,17 +64,15 @@ pub enum ScaleError {
         keys: usize,
     },
     /// Turned values of a problem that reads none.
-    #[error(
-        "values are turned for e4m3 queries and keys in batch entries of their own, not packed or in pages"
-    )]
+    #[error("turned values need e4m3 queries and keys, neither packed nor in pages")]
     NotTurned,
     /// A tensor that is not turned when it is quantised.
     #[error(
-        "e4m3 tensors of a multiple of 16 features are turned, with factors per tensor, head or channel and their means left"
+        "only e4m3 tensors with a multiple of 16 features can be turned, with factors per tensor, head or channel and means kept"
     )]
     TurnedAs,
     /// Used lengths where the problem has none, or none where it has.
-    #[error("the call brings {} lengths but the problem has {}; bind what it was planned for",
+    #[error("the call passes {} lengths but the problem has {}; bind what it was planned for",
         if *given { "used" } else { "no" }, if *given { "none" } else { "some" })]
     OtherLengths {
         /// Whether the call brings them.
@@ -144,7 +142,7 @@ impl QuantiseSpec {
         }
     }
 
-    /// Checks everything and fills in what was left out.
+    /// Checks everything and fills in defaults.
     pub fn parse(self) -> Result<QuantiseProblem, ProblemError> {
         self.dtype.check_common("quantising")?;
         let dims = self.x.dims();
@@ -192,7 +190,7 @@ pub struct QuantiseProblem {
 }
 
 impl QuantiseProblem {
-    /// The specification, with what had been left out filled in.
+    /// The specification, with defaults filled in.
     pub const fn spec(&self) -> &QuantiseSpec {
         &self.spec
     }

@@ -25,7 +25,7 @@ pub struct Values {
     pub factors: Option<Factors>,
     /// What is added to scores, as the problem's [`Bias`] has it: pairs in its layout, or slopes.
     pub bias: Option<Arc<[f32]>>,
-    /// What decides which weights are left out, where a problem has [dropout](crate::Dropout).
+    /// The seed that decides which weights are dropped, where a problem has [dropout](crate::Dropout).
     pub seed: Option<u64>,
     /// Which pages hold the keys of which sequence.
     pub table: Option<PageTable>,
@@ -161,7 +161,7 @@ impl<'a> Instance<'a> {
         })
     }
 
-    /// Which weights of a query head of sequence `n` are left out, if any.
+    /// Which weights of a query head of sequence `n` are dropped, if any.
     pub fn dropout_of(&self, n: usize, head: usize) -> Option<HeadDropout> {
         let (dropout, seed) = (self.dropout()?, self.values.seed?);
         let plane = n.wrapping_mul(self.heads_q()).wrapping_add(head) as u32;

@@ -26,7 +26,7 @@ struct State<'a> {
     out: &'a mut [f32],
     /// What is added to scores, if anything.
     bias: &'a mut [f32],
-    /// What hashes of rows begin with, where weights are left out.
+    /// What hashes of rows begin with, where weights are dropped.
     words: RowWords<'a>,
     /// A block of keys and values, where features must be padded.
     k: &'a mut [f32],

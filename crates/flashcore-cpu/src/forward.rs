@@ -225,7 +225,7 @@ impl<'a, T> Call<'a, T> {
         self.logits.query * (of_q * factor(Operand::K, unit.kv_head))
     }
 
-    /// `rows` where weights are left out at random, 0 elsewhere: how many have words of their own.
+    /// `rows` where weights are dropped at random, 0 elsewhere: how many have words of their own.
     pub(crate) fn dropout_rows(&self, rows: usize) -> usize {
         if self.problem.dropout().is_some() { rows } else { 0 }
     }

@@ -27,7 +27,7 @@ struct Tile<'a> {
     max: &'a mut [f32],
     sum: &'a mut [f32],
     out: &'a mut [f32],
-    /// What hashes of its rows begin with, where weights are left out.
+    /// What hashes of its rows begin with, where weights are dropped.
     words: RowWords<'a>,
 }
 

@@ -210,7 +210,7 @@ impl Compiler {
         match Module::load(device, &cubin) {
             Err(Error::Driver(refusal)) if self.ptxas.is_some() => {
                 let mut cubin = Self { ptxas: None, ..self.clone() }.compile(ptx, target, device)?;
-                cubin.notes.push(format!("the driver does not load what ptxas made: {refusal}"));
+                cubin.notes.push(format!("the driver rejected the output of ptxas: {refusal}"));
                 Ok((Module::load(device, &cubin)?, cubin))
             }
             loaded => Ok((loaded?, cubin)),

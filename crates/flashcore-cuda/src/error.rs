@@ -22,7 +22,7 @@ pub enum Error {
         symbol: &'static str,
     },
     /// The driver serves an older CUDA than FlashCore needs.
-    #[error("the NVIDIA driver serves CUDA {}.{}, FlashCore needs 12.0 or newer", found / 1000, found % 1000 / 10)]
+    #[error("the NVIDIA driver supports CUDA {}.{}; FlashCore needs 12.0 or newer", found / 1000, found % 1000 / 10)]
     DriverTooOld {
         /// `1000 * major + 10 * minor` as the driver reports it.
         found: u32,
@@ -39,7 +39,7 @@ pub enum Error {
     #[error(transparent)]
     Driver(#[from] DriverError),
     /// Device memory is exhausted.
-    #[error("out of device memory: {requested} bytes asked for, {free} of {total} free")]
+    #[error("out of device memory: {requested} bytes requested, {free} of {total} free")]
     OutOfMemory {
         /// Bytes asked for.
         requested: u64,

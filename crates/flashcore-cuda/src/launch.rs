@@ -245,12 +245,16 @@ pub unsafe fn launch_all(launches: &[Prepared], stream: *mut c_void, buffers: &[
     let Some((device, wants)) = asked(launches) else { return Ok(()) };
     let (_inside, stream, mut scratch) = (device.enter()?, stream.cast(), [0; MAX_WORKSPACES]);
     // Held until the driver has all launches, so that no other thread can hand the blocks on in between.
-    let _lease = match wants {
+    let lease = match wants {
         [] => None,
         wants => Some(device.pool().lease(device, stream, wants, &mut scratch)?),
     };
     // SAFETY: the caller's promise.
-    unsafe { submit_all(launches, stream, buffers, &scratch) }
+    let submitted = unsafe { submit_all(launches, stream, buffers, &scratch) };
+    if let (Err(_), Some(lease)) = (&submitted, lease) {
+        lease.interrupt();
+    }
+    submitted
 }
 
 /// As [`launch_all`] with scratch memory of the caller's: `allocate` is asked for each workspace in bytes, and answers

@@ -147,7 +147,7 @@ impl ToolPath {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let version =
             text.split_whitespace().find_map(|word| word.strip_prefix('V').filter(|v| v.contains('.')));
-        version.map(str::to_owned).ok_or_else(|| self.failed("it tells no version"))
+        version.map(str::to_owned).ok_or_else(|| self.failed("it printed no version"))
     }
 
     /// Runs the tool to its end.

@@ -6,7 +6,8 @@
 //! programmatic dependent launch a kernel may overlap its predecessor, so a kernel launched with `dependent` must
 //! touch its workspace only after `griddepcontrol.wait`, which waits for the predecessor's end.
 //!
-//! Blocks that must be zero are zeroed once, when they are allocated; kernels leave them zero.
+//! Blocks that must be zero are zeroed once, when they are allocated; kernels leave them zero. Where the driver refuses a
+//! launch after others of its plan, what it was to clean up counts as any other scratch memory from then on.
 
 use crate::sys::{CUgraph, CUstream};
 use crate::{
@@ -77,7 +78,20 @@ struct Idle {
 
 /// Proof that the blocks handed out stay assigned: held until the launch has been submitted.
 pub(crate) struct Lease<'p> {
-    _held: MutexGuard<'p, State>,
+    state: MutexGuard<'p, State>,
+    key: Key,
+}
+
+impl Lease<'_> {
+    /// What was to be left zero may not be: a launch was refused after others had begun on it. A graph's blocks stay as they are,
+    /// because nothing has run on them.
+    #[cold]
+    pub(crate) fn interrupt(mut self) {
+        if matches!(self.key, Key::Stream(_)) {
+            let key = self.key;
+            self.state.blocks(key).iter_mut().for_each(|block| block.zeroed = false);
+        }
+    }
 }
 
 /// The stream of a launch, as the pool sees it.
@@ -118,7 +132,7 @@ impl Pool {
                 None => self.assign(&mut state, place, ordinal as u8, want)?,
             };
         }
-        Ok(Lease { _held: state })
+        Ok(Lease { state, key: place.key })
     }
 
     /// Gives the owner a block that is large enough; one that is too small by now goes idle behind its last use.

@@ -285,7 +285,7 @@ fn plan_many(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanE
 pub fn plan_general(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
     let input = check(problem, gpu)?;
     if input.bytes() == 1 {
-        return Err(narrow::refused("the general kernel multiplies 16 bits and more"));
+        return Err(narrow::refused("the general kernel needs elements of 16 bits or more"));
     }
     let access = access(problem, alignment);
     narrow::check_cache(problem, gpu, alignment)?;

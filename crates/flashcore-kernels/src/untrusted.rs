@@ -16,5 +16,5 @@ pub fn check_text(text: &str, longest: usize) -> Result<(), String> {
     if text.len() <= longest && !text.chars().any(char::is_control) {
         return Ok(());
     }
-    Err("a text is too long or has control characters".to_owned())
+    Err("text is too long or has control characters".to_owned())
 }

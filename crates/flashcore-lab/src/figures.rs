@@ -132,6 +132,6 @@ impl Record {
 fn beyond_roof(figures: &Figures) -> Option<String> {
     let percent = figures.speed.as_ref()?.roofline_percent?;
     let Figures { competitor, task, .. } = figures;
-    let why = "its tensors lie in a cache, or the roof was measured while the machine was busy";
+    let why = "its tensors fit in a cache, or the roofline was measured while the machine was busy";
     (percent > HIGHEST).then(|| format!("{competitor} reaches {percent:.0} % of the roof on {task}: {why}"))
 }

@@ -73,7 +73,7 @@ impl Ruling {
         let met = demand.is_met(&ratio);
         let reason = (!met).then(|| {
             let (low, high, bound) = (ratio.low, ratio.high, demand.bound());
-            format!("{low:.3} to {high:.3} times the time of {against}, {bound:.3} is demanded")
+            format!("{low:.3} to {high:.3} times the time of {against}, {bound:.3} is required")
         });
         let (task, against) = (task.to_string(), against.to_owned());
         Self { task, against, demand: Some(demand), ratio: Some(ratio), reason }

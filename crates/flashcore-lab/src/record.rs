@@ -237,7 +237,7 @@ pub enum RecordError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
-    #[error("larger than {} MiB, which no result is", MOST_BYTES >> 20)]
+    #[error("larger than {} MiB, the limit for a result", MOST_BYTES >> 20)]
     Size,
     #[error("not a result of `flashcore bench`")]
     Schema,

@@ -139,10 +139,10 @@ impl Bundle {
         let unpacked = GzDecoder::new(packed.take(MOST_BYTES)).take(MOST_BYTES + 1).read_to_end(&mut bytes);
         unpacked.map_err(|error| format!("cannot be read: {error}"))?;
         if bytes.len() as u64 > MOST_BYTES {
-            return Err(format!("more than {} MiB, which no bundle has", MOST_BYTES >> 20));
+            return Err(format!("more than {} MiB, the limit for a bundle", MOST_BYTES >> 20));
         }
         let bundle: Self =
-            serde_json::from_slice(&bytes).map_err(|e| format!("damaged, or no bundle: {e}"))?;
+            serde_json::from_slice(&bytes).map_err(|e| format!("damaged, or not a bundle: {e}"))?;
         bundle.manifest.check()?;
         bundle.bench.check().map_err(|fault| fault.to_string())?;
         Ok(bundle)

@@ -113,7 +113,7 @@ pub(crate) struct Call<'a> {
     pub(crate) table: Option<Table>,
     /// What is added to scores.
     pub(crate) bias: Option<Array>,
-    /// What decides which weights dropout leaves out.
+    /// What decides which weights dropout drops.
     pub(crate) seed: Option<Seed>,
     pub(crate) longest: Option<(usize, usize)>,
     /// First and one-past-last key of each batch entry.

@@ -1,5 +1,5 @@
 //! Dropout's seed as callers have it: 64 bits where the tensors are, which kernels read when they run. And `dropout_mask`,
-//! which says what a seed leaves out.
+//! which says what a seed drops.
 
 use flashcore_core::{Dropout, DropoutWords, HeadDropout, Operand};
 use pyo3::{exceptions::PyMemoryError, prelude::*, types::PyByteArray};
@@ -61,7 +61,7 @@ pub(crate) fn dropout_mask(
     let bytes = [sequences, heads, queries, keys].into_iter().try_fold(1, usize::checked_mul);
     let bytes = bytes.filter(|&bytes| isize::try_from(bytes).is_ok());
     let bytes = bytes
-        .ok_or_else(|| PyMemoryError::new_err("the mask is larger than any memory; ask for fewer heads"))?;
+        .ok_or_else(|| PyMemoryError::new_err("the mask exceeds the address space; ask for fewer heads"))?;
     PyByteArray::new_with(py, bytes, |mask| {
         py.detach(|| match dropout {
             Some(dropout) if bytes > 0 => write(dropout, seed, [queries, keys], mask),

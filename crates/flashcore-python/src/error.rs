@@ -14,19 +14,19 @@ use crate::array::{Order, Place};
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
     #[error(
-        "{operand} is a {kind}, which does not speak DLPack; pass a tensor of torch, JAX, CuPy, NumPy or the like"
+        "{operand} is a {kind}, which does not support DLPack; pass a tensor of torch, JAX, CuPy, NumPy or the like"
     )]
     NotATensor { operand: Operand, kind: String },
     #[error(
-        "{operand} is {dtype}; convert it to float16, bfloat16 or float32, as by {operand}.astype(\"float32\") \
+        "{operand} is {dtype}; convert it to float16, bfloat16 or float32, for example by {operand}.astype(\"float32\") \
          or, in torch, {operand}.float()"
     )]
     Elements { operand: Operand, dtype: String },
-    #[error("{operand} was not handed over by DLPack: {reason}")]
+    #[error("{operand} could not be exported by DLPack: {reason}")]
     NotShared { operand: Operand, reason: String },
     #[error("{operand} has {rank} dimensions but {} are needed: {order}", order.ranks())]
     Rank { operand: Operand, rank: usize, order: Order },
-    #[error("q has {first} dimensions but {operand} has {other}; give them the same of {order}")]
+    #[error("q has {first} dimensions but {operand} has {other}; give both the same: {order}")]
     Ranks { operand: Operand, other: usize, first: usize, order: Order },
     #[error("{operand} has {rank} dimensions but 2 or 3 are needed: rows, columns, or groups before them")]
     FactorRank { operand: Operand, rank: usize },
@@ -42,49 +42,51 @@ pub(crate) enum CallError {
     OtherPlace { operand: Operand, place: Place, because: Operand, first: Place },
     #[error("{operand} is {got} but {because} is {expected}; convert them to one element type")]
     OtherDType { operand: Operand, got: DType, because: Operand, expected: DType },
-    #[error("{operand} is read-only; pass a tensor that may be written")]
+    #[error("{operand} is read-only; pass a writable tensor")]
     ReadOnly { operand: Operand },
-    #[error("{operand} shares memory with out; pass an `out` of its own memory, or none")]
+    #[error("{operand} shares memory with out; pass an `out` with memory of its own, or omit it")]
     Shared { operand: Operand },
     #[error("{operand} shares memory with {cache}; copy one of them")]
     SharedCache { operand: Operand, cache: Operand },
-    #[error("cosines and sines must be positions x half of the turned features, both alike and without gaps")]
+    #[error("cosines and sines must be positions x half of the rotated features, both alike and contiguous")]
     RotaryShape,
     #[error(
-        "slots are 32 bits wide; convert them to int64, as by x.astype(\"int64\") or, in torch, x.long()"
+        "slots are 32 bits wide; convert them to int64, for example by x.astype(\"int64\") or, in torch, x.long()"
     )]
     NarrowSlots,
     #[error("{operand} shares memory with {grad}; give each gradient memory of its own")]
     SharedGradient { operand: Operand, grad: Operand },
-    #[error("{operand} lies at {address:#x}, which is no multiple of its {bytes}-byte elements; copy it")]
+    #[error("{operand} is at address {address:#x}, not aligned to its {bytes}-byte elements; copy it")]
     Unaligned { operand: Operand, address: usize, bytes: usize },
     #[error("lse must be float32, dense, {extents:?}")]
     Lse { extents: Vec<usize> },
-    #[error("{given} sinks for {heads} query heads; give one logit per query head, one after another")]
+    #[error("{given} sinks for {heads} query heads; give one logit per query head, contiguous")]
     Sinks { given: usize, heads: usize },
     #[error(
         "slopes must be float32, dense, {heads} (one for each query head) or {sequences} x {heads}; convert or copy them"
     )]
     Slopes { sequences: usize, heads: usize },
-    #[error("{operand} are {dtype}; convert them to int32, as by x.astype(\"int32\") or, in torch, x.int()")]
-    NotIntegers { operand: Operand, dtype: String },
-    #[error("page_table is {dtype}; convert it to int32, as by x.astype(\"int32\") or, in torch, x.int()")]
-    TableElements { dtype: String },
     #[error(
-        "page_table must be sequences x pages, the numbers of a row one after another; copy it, in torch by x.contiguous()"
+        "{operand} are {dtype}; convert them to int32, for example by x.astype(\"int32\") or, in torch, x.int()"
     )]
+    NotIntegers { operand: Operand, dtype: String },
+    #[error(
+        "page_table is {dtype}; convert it to int32, for example by x.astype(\"int32\") or, in torch, x.int()"
+    )]
+    TableElements { dtype: String },
+    #[error("page_table must be sequences x pages with contiguous rows; copy it, in torch by x.contiguous()")]
     TableShape,
     #[error("page_table has {given} rows but {needed} are needed: one for each sequence")]
     TableRows { given: usize, needed: usize },
     #[error("{operand} has {rank} dimensions but with a page table 4 are needed: {dimensions}")]
     PageRank { operand: Operand, rank: usize, dimensions: &'static str },
-    #[error("the seed is {dtype}; convert it to int64, as by x.astype(\"int64\") or, in torch, x.long()")]
-    SeedElements { dtype: String },
-    #[error("the seed must be one number of 64 bits, or two of 32; pass a tensor of int64 with one element")]
-    SeedShape,
     #[error(
-        "dropout does not go with key ranges, whose keys are counted from the first of each; pass the mask as bias"
+        "the seed is {dtype}; convert it to int64, for example by x.astype(\"int64\") or, in torch, x.long()"
     )]
+    SeedElements { dtype: String },
+    #[error("the seed must be one 64-bit or two 32-bit numbers; pass an int64 tensor with one element")]
+    SeedShape,
+    #[error("dropout cannot be combined with key ranges; pass the mask as bias")]
     RangesAndDropout,
     #[error("{operand} must have one dimension and no gaps; copy them, in torch by x.contiguous()")]
     NotAList { operand: Operand },
@@ -92,7 +94,7 @@ pub(crate) enum CallError {
     Count { operand: Operand, given: usize, needed: usize, what: &'static str },
     #[error("{operand}[{at}] is {value} but must be from 0 to 4294967295")]
     Negative { operand: Operand, at: usize, value: i64 },
-    #[error("{operand} are {other} bytes wide but the lengths of q {first}; give both one type")]
+    #[error("{operand} have {other} bytes each but the lengths of q {first}; give both the same type")]
     Widths { operand: Operand, other: u32, first: u32 },
     #[error(
         "{given} factors of {operand} for a batch of {batch} with {heads} key heads; give one float32 number, or one for each"
@@ -101,7 +103,7 @@ pub(crate) enum CallError {
     #[error("{given} factors are given; pass {}", if *cached { "two: those of k and of v" } else { "three factors: those of q, of k and of v" })]
     FactorTensors { given: usize, cached: bool },
     #[error(
-        "factors cannot be joined with a mask whose batch entries use different keys; pass key_lengths instead"
+        "factors cannot be combined with a mask whose batch entries use different keys; pass key_lengths instead"
     )]
     RangesAndFactors,
     #[error("per is `{given}`; use \"tensor\", \"head\", \"block\" or \"channel\"")]
@@ -110,19 +112,21 @@ pub(crate) enum CallError {
     NoParts,
     #[error("{parts} parts but {lses} log-sum-exps; give one for each part")]
     PartLses { parts: usize, lses: usize },
-    #[error("all parts must have one shape and one order of memory; copy them, in torch by x.contiguous()")]
+    #[error("all parts must have the same shape and memory order; copy them, in torch by x.contiguous()")]
     OtherPart,
     #[error("packed sequences need offsets of queries and of keys; pass both")]
     Offsets,
-    #[error("key ranges cannot be joined with lengths; pass one of them")]
+    #[error("key ranges cannot be combined with lengths; pass one of them")]
     RangesAndLengths,
     #[error("{given} key ranges for a batch of {batch}; give one per batch entry")]
     RangeCount { given: usize, batch: usize },
     #[error("batch entry {entry} uses the keys from {start} to {end}, of {seq}")]
     Range { entry: usize, start: u32, end: u32, seq: usize },
-    #[error("CUDA was in use before this process was forked and is lost in it; start processes with `spawn`")]
+    #[error(
+        "CUDA was initialised before the fork and cannot be used in a forked process; start processes with `spawn`"
+    )]
     Forked,
-    #[error("{0}; update jaxlib and flashcore to versions that go together")]
+    #[error("{0}; update jaxlib and flashcore to compatible versions")]
     Xla(&'static str),
     #[error(transparent)]
     Problem(#[from] ProblemError),

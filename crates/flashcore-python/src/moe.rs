@@ -110,7 +110,7 @@ pub(crate) fn moe_gradients(
     let call = Call::read(request, &mut kept, &tensors)?;
     if let Place::Cuda(_) = call.place()? {
         return Err(PyNotImplementedError::new_err(
-            "gradients of moe are computed on the CPU; on a GPU call it under torch.no_grad()",
+            "gradients of moe are computed on the CPU only; on a GPU call it under torch.no_grad()",
         ));
     }
     let problem = call.spec(&options)?.parse().map_err(CallError::from)?;

@@ -16,7 +16,7 @@ pub(crate) struct Options {
     pub(crate) mask: Mask,
     pub(crate) scale: Option<f32>,
     pub(crate) softcap: Option<f32>,
-    /// With which probability weights are left out.
+    /// With which probability weights are dropped.
     pub(crate) dropout: Option<f32>,
     /// Whether the result is merged into what output and LSE hold already.
     pub(crate) accumulate: bool,
@@ -91,7 +91,7 @@ pub(crate) fn order(layout: &str) -> PyResult<Order> {
 /// head; with `blocks`, rows of a block of q and of k, one for each batch entry, head and block, and of v one for each batch
 /// entry, head and feature. `turned` says that v is turned, as quantising leaves it. Factors of k and v alone, where q has more bits, may have any strides.
 /// `bias` is added to scores: batch × heads × queries × keys, where the first three may be 1; or slopes (float32) of heads, or
-/// of sequences × heads. `seed` decides which weights dropout leaves out: 64 bits where the tensors are.
+/// of sequences × heads. `seed` decides which weights dropout drops: 64 bits where the tensors are.
 #[pyclass(frozen, get_all, module = "flashcore._native")]
 #[derive(Default)]
 pub(crate) struct Values {

@@ -63,9 +63,7 @@ impl Owned {
             return Ok(());
         }
         let (major, minor) = (version.major, version.minor);
-        Err(PyBufferError::new_err(format!(
-            "DLPack {major}.{minor} is not understood; export version 1 or 0"
-        )))
+        Err(PyBufferError::new_err(format!("DLPack {major}.{minor} is not supported; export version 1 or 0")))
     }
 }
 

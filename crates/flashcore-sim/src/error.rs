@@ -23,8 +23,8 @@ pub enum SimError {
     },
     /// An instruction that the table of instructions lacks was executed.
     #[error(
-        "line {line}: `{text}`, which `{kernel}` executed, is not known to the simulator: {reason}. Choose arguments that do \
-         not lead there or replace it; docs/adding-an-instruction.md tells how to add it"
+        "line {line}: `{text}`, which `{kernel}` executed, is not supported by the simulator: {reason}. Choose arguments that do \
+         not reach it, or replace it; docs/adding-an-instruction.md says how to add it"
     )]
     Unknown {
         /// The kernel or function it stands in.
@@ -69,7 +69,7 @@ pub enum SimError {
     },
     /// The kernel ran longer than [`Options::step_limit`](crate::Options) allows.
     #[error(
-        "`{kernel}` executed {steps} warp instructions without ending, most of them `{place}`: a loop without end, or \
+        "`{kernel}` executed {steps} warp instructions without ending, most of them `{place}`: an endless loop, or \
          more work than the limit allows; make the problem smaller or raise the limit (--max-steps, in Python max_steps)"
     )]
     StepLimit {

@@ -7,7 +7,7 @@ use crate::finding::FindingKind;
 const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
     (
         FindingKind::OutOfBounds,
-        "An address lies outside of every buffer, or past the end of one; shared and local memory likewise.",
+        "An address is in no buffer, or past the end of one. Shared and local memory have bounds too.",
         "Check the index against the size you allocated: a missing `if (i < n)`, a stride in bytes instead of elements, or --smem too small.",
     ),
     (
@@ -17,8 +17,8 @@ const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
     ),
     (
         FindingKind::UninitRegister,
-        "A value that depends on a register which the lane never wrote is stored, leads to an address, or decides where to go. Moving such values about is no fault.",
-        "Initialise the variable on every way that leads here; the lane named took a way that skips it.",
+        "A value that depends on a register the lane never wrote is stored, used as an address, or decides a branch. Merely moving such values is not reported.",
+        "Initialise the variable on every path that leads here; the lane named took a path that skips it.",
     ),
     (
         FindingKind::UninitShared,
@@ -27,17 +27,17 @@ const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
     ),
     (
         FindingKind::UninitGlobal,
-        "Memory of an output is read before the kernel wrote it.",
+        "Memory of an output is read before the kernel has written it.",
         "Pass the array as `inout:` if it holds a value already, or write it before it is read.",
     ),
     (
         FindingKind::SharedRace,
-        "Two warps touch the same shared memory, one of them writes, and nothing says who comes first.",
+        "Two warps touch the same shared memory, one of them writes, and nothing orders the accesses.",
         "Put `bar.sync` (`__syncthreads()`), an mbarrier arrive and wait, or a release and acquire between them.",
     ),
     (
         FindingKind::GlobalRace,
-        "Two CTAs or warps touch the same global memory, one of them writes, and nothing says who comes first.",
+        "Two CTAs or warps touch the same global memory, one of them writes, and nothing orders the accesses.",
         "Use atomics, or a release store and an acquire load of a flag, or split the work over two launches.",
     ),
     (
@@ -47,8 +47,8 @@ const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
     ),
     (
         FindingKind::SameValueRace,
-        "Threads write the same value to the same place, and nothing says who comes first: a race by the letter, with one outcome.",
-        "Nothing if it is meant, as compilers do it; else let one thread write.",
+        "Threads write the same value to the same address, and nothing orders the writes: formally a race, but with only one outcome.",
+        "Nothing, if it is intended (compilers do this); otherwise let one thread write.",
     ),
     (
         FindingKind::MissingProxyFence,
@@ -58,16 +58,16 @@ const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
     (
         FindingKind::UnfencedCopy,
         "The async proxy (a wgmma) reads what `cp.async` wrote, complete and ordered before it, without a proxy fence.",
-        "Nothing if a compiler wrote it, as Triton does; a `fence.proxy.async` before the barrier makes it right by the letter.",
+        "Nothing, if a compiler wrote it (Triton does); a `fence.proxy.async` before the barrier makes it formally correct.",
     ),
     (
         FindingKind::UnfencedRead,
-        "A bulk copy overwrites memory that ordinary loads have read; order is there, a proxy fence is not.",
-        "Nothing on today's hardware; a `fence.proxy.async` before the copy makes it right by the letter.",
+        "A bulk copy overwrites memory that ordinary loads have read, ordered after them but without a proxy fence.",
+        "Nothing on today's hardware; a `fence.proxy.async` before the copy makes it formally correct.",
     ),
     (
         FindingKind::InFlightMemory,
-        "Memory of a copy that may not be finished is touched.",
+        "Memory is accessed that a copy, possibly unfinished, reads or writes.",
         "Wait for the copy first: `cp.async.wait_group`, the mbarrier's phase, or `cp.async.bulk.wait_group`; then a barrier for other threads.",
     ),
     (
@@ -77,17 +77,17 @@ const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
     ),
     (
         FindingKind::MissingWgmmaFence,
-        "Registers of a wgmma were touched by other instructions since the last `wgmma.fence`.",
-        "Execute `wgmma.fence.sync.aligned` after the last touch and before the wgmma.",
+        "Registers of a wgmma were accessed by other instructions since the last `wgmma.fence`.",
+        "Execute `wgmma.fence.sync.aligned` after the last access and before the wgmma.",
     ),
     (
         FindingKind::UnfencedInit,
         "An accumulator is set by a move between `wgmma.fence` and the wgmma that reads it. Compilers write this, and assemblers move it up.",
-        "Nothing in code of a compiler; by hand, set accumulators before `wgmma.fence`, or let the first wgmma ignore them (scale-d false).",
+        "Nothing in compiler-generated code; by hand, set accumulators before `wgmma.fence`, or let the first wgmma ignore them (scale-d false).",
     ),
     (
         FindingKind::MbarrierUninit,
-        "An mbarrier is used that `mbarrier.init` never made.",
+        "An mbarrier is used that was never initialised by `mbarrier.init`.",
         "Initialise it in one thread, then `fence.mbarrier_init` or a barrier, then use it; check the address.",
     ),
     (
@@ -102,13 +102,13 @@ const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
     ),
     (
         FindingKind::MbarrierWrongPhase,
-        "Somebody arrives without knowing that the phase before is complete, so that the arrival may count for that one.",
-        "Wait for the phase before, by this thread or by one that this thread is ordered behind.",
+        "A thread arrives without knowing that the previous phase is complete, so its arrival may count towards that phase.",
+        "Wait for the previous phase, in this thread or in one that this thread is ordered after.",
     ),
     (
         FindingKind::MbarrierParityAlias,
-        "A wait names a phase that is neither the current one nor the one before: its parity means another.",
-        "Flip the parity once for each use of the barrier, and wait for every phase; where one lane gives a place back for its \
+        "A wait names a phase that is neither the current one nor the previous one, so its parity matches the wrong phase.",
+        "Flip the parity once for each use of the barrier, and wait for every phase; where one lane releases a slot for its \
          warp, put `bar.warp.sync` (`__syncwarp()`) before that, so that no lane is left behind.",
     ),
     (
@@ -118,48 +118,48 @@ const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
     ),
     (
         FindingKind::MbarrierLeftover,
-        "A CTA ends while an mbarrier still expects bytes, or has been sent more than it was told to expect.",
-        "Make `expect_tx` name exactly the bytes that copies deliver: a box counts in full, even where it hangs over the edge.",
+        "A CTA ends while an mbarrier still expects bytes, or has received more than it expected.",
+        "Make `expect_tx` name exactly the bytes that copies deliver: a box counts in full, even where it extends past the tensor's edge.",
     ),
     (
         FindingKind::MbarrierAccess,
-        "An ordinary load or store touches a live mbarrier.",
+        "An ordinary load or store accesses a live mbarrier.",
         "Keep the eight bytes of an mbarrier to `mbarrier` instructions; check for overlapping shared memory.",
     ),
     (
         FindingKind::BarrierCount,
-        "Warps name different thread counts for one barrier, or one that is no multiple of 32.",
-        "Give one count for each barrier id, the threads of all warps that meet there.",
+        "Warps name different thread counts for one barrier, or one that is not a multiple of 32.",
+        "Use one count for each barrier id: the threads of all warps that meet there.",
     ),
     (
         FindingKind::BarrierRecycled,
-        "A warp arrives again at a barrier before it can know that its last arrival was used.",
-        "Put a barrier the other way between two `bar.arrive`, or use two ids in turn.",
+        "A warp arrives again at a barrier before it can know that its last arrival was counted.",
+        "Put a barrier in the other direction between two `bar.arrive`, or alternate between two ids.",
     ),
     (
         FindingKind::ClusterBarrier,
-        "`barrier.cluster.arrive` and `.wait` are not used in turn.",
+        "`barrier.cluster.arrive` and `.wait` do not alternate.",
         "Each thread arrives once, then waits once.",
     ),
     (
         FindingKind::DivergentAligned,
-        "An instruction for a whole warp or warpgroup is reached by a part of it, or by lanes at different places.",
-        "Move it out of the branch, or make the condition the same for the whole warp; name in the mask only lanes that come.",
+        "An instruction for a whole warp or warpgroup is reached by only part of it, or by lanes at different places.",
+        "Move it out of the branch, or make the condition the same for the whole warp; name in the mask only lanes that arrive.",
     ),
     (
         FindingKind::BadMask,
         "A member mask leaves out a lane that executes the instruction.",
-        "Name every lane that executes it: take `__activemask()` before the branch, or the full mask outside of it.",
+        "Name every lane that executes it: take `__activemask()` before the branch, or the full mask outside it.",
     ),
     (
         FindingKind::InactiveLane,
-        "Data is taken from a lane that takes no part.",
+        "Data is read from a lane that does not take part.",
         "Read only from lanes in the mask; check the lane number against the active ones.",
     ),
     (
         FindingKind::DescriptorMismatch,
         "Lanes disagree about a descriptor, an address or a flag that they must share.",
-        "Compute it from values that are the same in all of them.",
+        "Compute it from values that are the same in all lanes.",
     ),
     (
         FindingKind::BadDescriptor,
@@ -168,28 +168,28 @@ const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
     ),
     (
         FindingKind::RegisterPool,
-        "`setmaxnreg` asks for registers that nobody gave back, or goes the wrong way.",
-        "Sum over the warpgroups must not exceed what the launch has; decrease before others increase.",
+        "`setmaxnreg` asks for registers that no warpgroup has released, or changes the count in the wrong direction.",
+        "The sum over the warpgroups must not exceed the registers of the launch; decrease in some before others increase.",
     ),
     (
         FindingKind::Undrained,
-        "A warp or CTA ends while a copy or wgmma of its own is unfinished.",
+        "A warp or CTA ends while one of its copies or wgmmas is unfinished.",
         "Wait for it before the end: `cp.async.wait_all`, the mbarrier, `wgmma.wait_group 0`.",
     ),
     (
         FindingKind::EndedPeer,
-        "Shared memory of another CTA of the cluster is used, and that CTA does not wait for it: it may have ended, and its memory with it.",
+        "Shared memory of another CTA of the cluster is used, but that CTA does not wait for it: it may have ended, and its memory with it.",
         "Let all CTAs of the cluster meet after the last such use: `barrier.cluster.arrive` and `.wait` (`cluster.sync()`) before the end.",
     ),
     (
         FindingKind::Deadlock,
-        "Nobody can go on; the message lists what each warp waits for.",
+        "No warp can make progress; the message lists what each warp waits for.",
         "Find the barrier whose arrivals or bytes fall short: a warp that left early, a wrong count, a phase never flipped.",
     ),
     (
         FindingKind::Trap,
         "The kernel executed `trap`.",
-        "It gave up on purpose: look at the condition before it.",
+        "The kernel stopped on purpose; look at the condition before it.",
     ),
     (
         FindingKind::AssertFailed,
@@ -198,13 +198,13 @@ const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
     ),
     (
         FindingKind::BadCall,
-        "A call through a pointer leads to no function or to one of another signature, or a branch table has no such entry.",
+        "A call through a pointer reaches no function or one with another signature, or a branch table has no such entry.",
         "Check the pointer or the index; functions must be in the same PTX file.",
     ),
     (
         FindingKind::NotJudged,
-        "The kernel holds an instruction that the simulator cannot execute. This launch did not come there, or ended there with what it had found before, and says nothing about the code behind it.",
-        "Nothing if that code is not meant to run with these arguments; where it is executed, the launch is refused.",
+        "The kernel contains an instruction that the simulator cannot execute. This launch did not reach it, or ended there with its findings so far; the code after it was not checked.",
+        "Nothing, if that code is not meant to run with these arguments; a launch that executes it is refused.",
     ),
 ];
 

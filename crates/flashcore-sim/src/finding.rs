@@ -64,7 +64,7 @@ pub enum FindingKind {
     DivergentAligned,
     /// A member mask that does not fit the lanes that execute it.
     BadMask,
-    /// Data is taken from a lane that takes no part.
+    /// Data is read from a lane that does not take part.
     InactiveLane,
     /// Warps of a warpgroup disagree about descriptors.
     DescriptorMismatch,

@@ -64,7 +64,7 @@ impl Geometry {
         let cluster_ctas =
             cluster_ctas.ok_or_else(|| fail(format!("a cluster of {cluster:?} CTAs; 1 to 16 fit")))?;
         if (0..3).any(|d| !grid[d].is_multiple_of(cluster[d])) {
-            return Err(fail(format!("a grid of {grid:?} is no multiple of the cluster {cluster:?}")));
+            return Err(fail(format!("a grid of {grid:?} is not a multiple of the cluster {cluster:?}")));
         }
         let sm = Sm::of(target.capability());
         let shared_bytes =
@@ -112,8 +112,8 @@ fn inside(extents: [u32; 3], most: [u32; 3]) -> bool {
 fn shared(declared: u32, asked: u32, sm: Sm, target: Target) -> Result<u32, String> {
     if declared > MAX_STATIC_SHARED {
         return Err(format!(
-            "it declares {declared} bytes of shared memory, and assemblers take {MAX_STATIC_SHARED}: make it \
-             `extern __shared__` and ask for the bytes at the launch"
+            "it declares {declared} bytes of shared memory, but assemblers accept {MAX_STATIC_SHARED}: make it \
+             `extern __shared__` and request the bytes at launch"
         ));
     }
     let (bytes, most) = (declared.saturating_add(asked), sm.most_shared());
@@ -127,14 +127,14 @@ fn shared(declared: u32, asked: u32, sm: Sm, target: Target) -> Result<u32, Stri
 
 fn agrees(directives: &Directives, block: [u32; 3], cluster: [u32; 3]) -> Result<(), String> {
     if let Some(required) = directives.required_threads.filter(|&r| r != block) {
-        return Err(format!("the kernel wants blocks of {required:?} threads, not {block:?}"));
+        return Err(format!("the kernel requires blocks of {required:?} threads, not {block:?}"));
     }
     let volume = |dims: [u32; 3]| dims.into_iter().map(u64::from).fold(1, u64::saturating_mul);
     if let Some(most) = directives.max_threads.filter(|&m| volume(block) > volume(m)) {
         return Err(format!("the kernel allows at most {most:?} threads, not {block:?}"));
     }
     if let Some(required) = directives.required_cluster.filter(|&r| r != cluster) {
-        return Err(format!("the kernel wants clusters of {required:?} CTAs, not {cluster:?}"));
+        return Err(format!("the kernel requires clusters of {required:?} CTAs, not {cluster:?}"));
     }
     Ok(())
 }

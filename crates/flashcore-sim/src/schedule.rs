@@ -75,7 +75,7 @@ impl Machine<'_> {
         let kind = self.stuck_kind();
         let warp = &self.warps[index];
         let by = Culprit { cta: warp.cta, warp: warp.index, lane: split.mask.trailing_zeros() };
-        let message = format!("no warp can go on:\n    {}", waits.join("\n    "));
+        let message = format!("no warp can make progress:\n    {}", waits.join("\n    "));
         self.report(kind, by, Some(split.pc.min(self.context.program.code.len() as u32 - 1)), message);
         self.halted = true;
     }

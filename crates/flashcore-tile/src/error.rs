@@ -72,7 +72,7 @@ pub enum FaultKind {
         after: usize,
     },
     /// A token that came round a loop differs from the one that entered it.
-    #[error("the value carried round this loop does not come back in the registers it entered with")]
+    #[error("the value carried around this loop does not return in the registers it entered with")]
     Carried,
     /// More shared memory than an SM has.
     #[error("the kernel needs {bytes} bytes of shared memory but a CTA has at most {most}")]

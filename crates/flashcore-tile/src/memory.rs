@@ -16,6 +16,8 @@ use crate::{
 
 const B8: Mod = Mod::Type(ScalarType::B8);
 const B16: Mod = Mod::Type(ScalarType::B16);
+/// Not from L1. ptxas makes it a strong load of the GPU's scope (`LDG.E.STRONG.GPU`), which all lanes of a warp see alike.
+const FRESH: [Mod; 2] = [Mod::Global, Mod::Cg];
 
 /// A place in global memory.
 #[derive(Clone, Copy, Debug)]
@@ -101,6 +103,28 @@ impl Builder {
         vars.into_iter().for_each(|var| self.check_set(var, from.base.scope()));
         let mods: Vec<_> = std::iter::once(Mod::Global).chain(vector(N)).chain([Mod::Type(T::PTX)]).collect();
         self.emit(Op::Ld, &mods, [group(vars.map(Reg::operand).into()), from.operand()]);
+    }
+
+    /// [`load_global_into`](Self::load_global_into) from L2: for what an earlier kernel wrote and this one reads before it
+    /// [waits](Self::wait_for_predecessor), while L1 may still hold the line from before.
+    #[track_caller]
+    pub fn load_global_fresh_into<T: Type, const N: usize>(
+        &mut self,
+        vars: [Reg<T>; N],
+        from: impl Into<Global>,
+    ) {
+        let from = from.into();
+        vars.into_iter().for_each(|var| self.check_set(var, from.base.scope()));
+        let mods: Vec<_> = FRESH.into_iter().chain(vector(N)).chain([Mod::Type(T::PTX)]).collect();
+        self.emit(Op::Ld, &mods, [group(vars.map(Reg::operand).into()), from.operand()]);
+    }
+
+    /// Reads one number as [`load_global_fresh_into`](Self::load_global_fresh_into) does.
+    #[track_caller]
+    pub fn load_global_fresh<T: Type>(&mut self, from: impl Into<Global>) -> Reg<T> {
+        let from = from.into();
+        let [value] = self.load(&FRESH, from.operand(), from.base.scope());
+        value
     }
 
     /// Writes neighbouring values (1, 2 or 4) to global memory.

@@ -27,7 +27,7 @@ pub fn attention<'a, T: Element>(
     Attention { inputs, spec, values: Values::default(), choice: Choice::Kind(BackendKind::Auto) }
 }
 
-/// A call of attention that is being described.
+/// A call of attention, with its options so far.
 #[derive(Clone)]
 #[must_use = "nothing is computed before `run` or `run_into`"]
 pub struct Attention<'a, T> {
@@ -60,13 +60,13 @@ impl<'a, T: Element> Attention<'a, T> {
         self
     }
 
-    /// Limits scores softly: each becomes `cap · tanh(score / cap)` before the mask.
+    /// Softcap: each score becomes `cap · tanh(score / cap)` before the mask.
     pub fn softcap(mut self, cap: f32) -> Self {
         self.spec.softcap = Some(cap);
         self
     }
 
-    /// One extra logit per query head that takes its share of the softmax and adds nothing to the output.
+    /// Attention sinks: one extra logit per query head that takes part in the softmax and adds nothing to the output.
     ///
     /// The LSE includes it.
     pub fn sinks(mut self, logits: impl Into<Arc<[f32]>>) -> Self {
@@ -74,7 +74,7 @@ impl<'a, T: Element> Attention<'a, T> {
         self
     }
 
-    /// What Q, K and V are multiplied by, where they have 8 bits.
+    /// The scale factors of 8-bit Q, K and V.
     ///
     /// ```
     /// # use flashcore::{E4M3, Factors, Tensor, attention};
@@ -90,8 +90,8 @@ impl<'a, T: Element> Attention<'a, T> {
         self
     }
 
-    /// Whether the values are turned, as [`Quantise::turned`](crate::Quantise::turned) leaves them: on a Hopper nothing turns
-    /// them again.
+    /// Whether the values are turned (transposed), as [`Quantise::turned`](crate::Quantise::turned) writes them: on Hopper
+    /// this saves transposing them in every call.
     ///
     /// ```
     /// # use flashcore::{Tensor, attention, quantise};
@@ -109,8 +109,8 @@ impl<'a, T: Element> Attention<'a, T> {
         self
     }
 
-    /// A number for each query and key that is added to its score, after a softcap: batch × heads × queries × keys, where
-    /// the first three may be 1 for numbers that are shared. −∞ hides a key.
+    /// A bias that is added to the score of each query and key, after a softcap: batch × heads × queries × keys, where
+    /// the first three may be 1 to share it. −∞ hides a key.
     ///
     /// ```
     /// # use flashcore::{Tensor, attention};
@@ -129,7 +129,7 @@ impl<'a, T: Element> Attention<'a, T> {
 
     /// ALiBi: minus the slope of the query head times the distance to the key is added to each score.
     ///
-    /// The last query stands at the last key. There is one slope for each query head, or one for each sequence and head.
+    /// The last query is aligned with the last key. There is one slope per query head, or per sequence and query head.
     pub fn alibi(mut self, slopes: impl Into<Arc<[f32]>>) -> Self {
         let slopes = slopes.into();
         self.spec.bias = Some(Bias::Slopes { per_sequence: slopes.len() != self.spec.q.dims().heads });
@@ -137,11 +137,11 @@ impl<'a, T: Element> Attention<'a, T> {
         self
     }
 
-    /// Leaves out each weight with this probability, as training does, and scales the others so that sums stay the same on
+    /// Dropout: drops each weight with this probability and scales the others so that sums stay the same on
     /// average. The LSE is that of all weights.
     ///
-    /// The seed and the place of a weight decide whether it is left out, so that gradients of the same call leave out the
-    /// same ones, on every backend.
+    /// Whether a weight is dropped depends on the seed and on the weight's position, so gradients of the same call drop the
+    /// same weights, on every backend.
     ///
     /// ```
     /// # use flashcore::{Tensor, attention};
@@ -176,20 +176,20 @@ impl<'a, T: Element> Attention<'a, T> {
         self
     }
 
-    /// Makes a row's bits independent of what else is in its batch, at some cost in speed; those of a prompt's row also of
-    /// the chunks in which the prompt comes, if each has many queries.
+    /// Makes the bits of a row independent of the rest of the batch, at some cost in speed; the bits of a prompt's row also of
+    /// how the prompt is chunked, if each chunk has many queries.
     pub fn batch_invariant(mut self, yes: bool) -> Self {
         self.spec.batch_invariant = yes;
         self
     }
 
-    /// Where to compute; by default the best backend that is found.
+    /// The backend to compute on; by default the best one found.
     pub fn backend(mut self, kind: BackendKind) -> Self {
         self.choice = Choice::Kind(kind);
         self
     }
 
-    /// Computes on a backend of the caller's.
+    /// Computes on the caller's own backend.
     pub fn on(mut self, backend: &'a dyn Backend) -> Self {
         self.choice = Choice::This(backend);
         self
@@ -217,11 +217,11 @@ impl<'a, T: Element> Attention<'a, T> {
         Ok(Output { out, lse, ran })
     }
 
-    /// As [`run`](Self::run) for tensors of 16 or 32 bits, by way of 8-bit ones: Q and K are rounded to E4M3 by blocks of rows
-    /// and V by features, keys less their mean, and attention is computed over these. The LSE is that of the keys with their
+    /// As [`run`](Self::run) for tensors of 16 or 32 bits, quantised to 8 bits: Q and K are rounded to E4M3 by blocks of rows
+    /// and V by features, after subtracting the mean of the keys. The LSE is that of the keys including their
     /// mean.
     ///
-    /// On a Hopper GPU products of 8 bits are faster; the result is off by a few parts in a hundred.
+    /// On Hopper 8-bit products are faster; the result is off by a few percent.
     ///
     /// ```
     /// # use flashcore::{Tensor, attention};
@@ -243,7 +243,7 @@ impl<'a, T: Element> Attention<'a, T> {
         Ok(Output { out, lse, ran })
     }
 
-    /// Computes into the caller's memory: `out` in any layout, and if wanted the LSE of each row, dense in the order
+    /// Computes into the caller's memory: `out` in any layout and, if requested, the LSE of each row, dense in the order
     /// batch, heads, sequence.
     ///
     /// ```
@@ -269,9 +269,9 @@ impl<'a, T: Element> Attention<'a, T> {
         self.forward(&problem, out, lse)
     }
 
-    /// Merges the result into what `out` and `lse` hold already: attention over the keys of before and these together.
+    /// Accumulates the result into `out` and `lse`, which then hold attention over the earlier keys and these together.
     ///
-    /// An LSE of −∞ says that nothing is there yet, whatever `out` holds.
+    /// An LSE of −∞ means that `out` holds nothing yet, whatever is in its memory.
     ///
     /// ```
     /// # use flashcore::{Tensor, TensorViewMut, attention};
@@ -300,7 +300,7 @@ impl<'a, T: Element> Attention<'a, T> {
     /// # let q = Tensor::bhsd(vec![0.5_f32; 2 * 16 * 8], [1, 2, 16, 8])?;
     /// # let (k, v) = (q.clone(), q.clone());
     /// let result = attention(q.view(), k.view(), v.view()).mask(Mask::CAUSAL).run_for_grad()?;
-    /// let d_out = Tensor::zeros(result.out.layout())?; // what the loss loses with the output
+    /// let d_out = Tensor::zeros(result.out.layout())?; // the gradient of the loss
     /// let grads = result.grad(d_out.view())?;
     /// assert_eq!(grads.dk.layout(), k.layout());
     /// # Ok(())
@@ -340,7 +340,7 @@ impl<'a, T: Element> Attention<'a, T> {
     /// As [`grad`](Self::grad) with the sums of `d_out ∘ out` over each row instead of the output, dense in the order
     /// batch, heads, sequence.
     ///
-    /// LSE and sums may be those of attention over more keys than these: what gradients of parts of the keys need
+    /// LSE and sums may be those of attention over more keys than these, as gradients over part of the keys need
     /// ([`AttentionGrad::accumulate_into`]).
     pub fn grad_from_sums<O: Element>(
         self,

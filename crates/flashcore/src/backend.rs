@@ -12,11 +12,11 @@ use std::{
 
 use flashcore_core::{Backend, BackendError, Ran};
 
-/// Where to compute.
+/// The backend to compute on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum BackendKind {
-    /// The best backend that is found and takes the problem.
+    /// The best backend found that supports the problem.
     #[default]
     Auto,
     /// The CPU.
@@ -45,7 +45,7 @@ impl fmt::Display for BackendKind {
     }
 }
 
-/// A name that is no backend's.
+/// A name that is not a backend's.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("unknown backend `{name}`; use auto, cpu or cuda")]
 pub struct ParseBackendError {
@@ -149,7 +149,7 @@ pub(crate) enum Choice<'a> {
 }
 
 impl Choice<'_> {
-    /// Computes something; with [`BackendKind::Auto`] a backend that does not take it leaves it to the next.
+    /// Computes something; with [`BackendKind::Auto`] a backend that does not support it passes it to the next.
     pub(crate) fn run(
         &self,
         mut compute: impl FnMut(&dyn Backend) -> Result<Ran, BackendError>,

@@ -2,7 +2,7 @@
 
 use flashcore_core::{BackendError, ProblemError};
 
-/// Why attention was not computed; outputs hold nothing useful then.
+/// Why attention was not computed; the contents of outputs are unspecified then.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

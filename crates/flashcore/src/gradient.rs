@@ -1,4 +1,4 @@
-//! Gradients: a described call of attention, its output and LSE, and the output's gradient in, gradients out.
+//! Gradients: a call of attention, its output and LSE, and the output's gradient in, gradients out.
 
 use std::ops::Deref;
 
@@ -41,7 +41,7 @@ impl<'a, T: Element> Differentiable<'a, T> {
         self.describe(d_out).run()
     }
 
-    /// As [`grad`](Self::grad), to be described further: another type, the caller's memory.
+    /// As [`grad`](Self::grad), with options: another type, the caller's memory.
     pub fn describe<'b>(&'b self, d_out: TensorView<'b, T>) -> AttentionGrad<'b, T, T>
     where
         'a: 'b,
@@ -63,7 +63,7 @@ impl<T> Deref for Differentiable<'_, T> {
     }
 }
 
-/// Gradients that are being described: see [`Attention::grad`].
+/// A call of gradients, with its options so far: see [`Attention::grad`].
 #[must_use = "nothing is computed before `run` or `run_into`"]
 pub struct AttentionGrad<'a, T, O> {
     call: Attention<'a, T>,
@@ -121,7 +121,7 @@ impl<'a, T: Element, O: Element> AttentionGrad<'a, T, O> {
         Ok(Gradients { dq, dk, dv, d_sinks, ran })
     }
 
-    /// Computes into the caller's memory: gradients of Q's type or f32 in any layout, and if wanted those of the sinks.
+    /// Computes into the caller's memory: gradients of Q's type or f32 in any layout and, if requested, those of the sinks.
     pub fn run_into<G: Element>(
         self,
         grads: [TensorViewMut<'_, G>; 3],
@@ -131,7 +131,7 @@ impl<'a, T: Element, O: Element> AttentionGrad<'a, T, O> {
         self.backward(&problem, (grads, d_sinks))
     }
 
-    /// Adds the gradients to what the caller's memory holds already.
+    /// Adds the gradients to the contents of the caller's memory.
     ///
     /// With the LSE and row sums of attention over all keys ([`Attention::grad_from_sums`]) the gradients of parts of the
     /// keys add up to those of the whole:

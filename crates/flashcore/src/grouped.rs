@@ -1,4 +1,4 @@
-//! Grouped products: factors and offsets in, a checked problem to a backend, products out.
+//! Grouped products: operands and offsets in, a checked problem to a backend, products out.
 
 use flashcore_core::{
     Backend, DataMut, Element, ExpertView, GroupedCall, GroupedInputs, GroupedProblem, GroupedSpec, Grouping,
@@ -12,9 +12,9 @@ use crate::{
 
 /// One matrix product for each group, with the meaning of torch's `grouped_mm`.
 ///
-/// `a` is matrices × rows × depth and `b` matrices × depth × columns; what [`Grouping`] says is divided among groups is one
-/// matrix, of which offset `g` ([`GroupedMm::offsets`]) is the end of group `g`. Offsets may be any numbers: those that make
-/// no sense make empty groups, and what no group has is 0 in the result. Nothing is checked or computed before
+/// `a` is matrices × rows × depth and `b` matrices × depth × columns; the operand that [`Grouping`] divides into groups is
+/// one matrix, and offset `g` ([`GroupedMm::offsets`]) is the end of group `g`. Offsets may be any numbers: invalid ones
+/// make empty groups, and what belongs to no group is 0 in the result. Nothing is checked or computed before
 /// [`GroupedMm::run`] or [`GroupedMm::run_into`].
 ///
 /// ```
@@ -27,7 +27,7 @@ use crate::{
 ///     .offsets(&[2, 4])
 ///     .run()?;
 /// assert_eq!(result.out.data()[..4 * 3], [4.0; 4 * 3]);
-/// assert_eq!(result.out.data()[4 * 3..], [0.0; 3]); // nobody's row
+/// assert_eq!(result.out.data()[4 * 3..], [0.0; 3]); // a row of no group
 /// # Ok(())
 /// # }
 /// ```
@@ -39,7 +39,7 @@ pub fn grouped_mm<'a, T: Element>(
     GroupedMm { a, b, grouping, offsets: None, choice: Choice::Kind(BackendKind::Auto) }
 }
 
-/// Grouped products that are being described.
+/// Grouped products, with their options so far.
 #[must_use = "nothing is computed before `run` or `run_into`"]
 pub struct GroupedMm<'a, T> {
     a: ExpertView<'a, T>,
@@ -66,13 +66,13 @@ impl<'a, T: Element> GroupedMm<'a, T> {
         self
     }
 
-    /// Where to compute; by default the best backend that is found.
+    /// The backend to compute on; by default the best one found.
     pub fn backend(mut self, kind: BackendKind) -> Self {
         self.choice = Choice::Kind(kind);
         self
     }
 
-    /// Computes on a backend of the caller's.
+    /// Computes on the caller's own backend.
     pub fn on(mut self, backend: &'a dyn Backend) -> Self {
         self.choice = Choice::This(backend);
         self

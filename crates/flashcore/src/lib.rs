@@ -15,34 +15,34 @@
 //! # }
 //! ```
 //!
-//! [`merge`] puts attention over parts of the keys together, for contexts that are split over machines or over time.
+//! [`merge`] combines attention over parts of the keys, for contexts that are split over machines or over time.
 //!
-//! [`moe()`] computes a mixture of experts: each token goes through a few of many small networks.
+//! [`moe()`] computes a mixture of experts: each token passes through a few of many small networks.
 //!
 //! [`grouped_mm`] multiplies matrices group by group: dense, or divided by offsets.
 //!
-//! [`Attention::run_for_grad`] keeps what gradients need, [`Differentiable::grad`] gives them; [`Attention::grad`] is the
+//! [`Attention::run_for_grad`] keeps what gradients need, [`Differentiable::grad`] computes them; [`Attention::grad`] is the
 //! same for callers who keep output and LSE themselves. GPUs compute gradients of f16 and bf16 tensors: with
-//! [`BackendKind::Auto`] they leave those of f32 to the CPU, with [`BackendKind::Cuda`] these are an error that says so.
+//! [`BackendKind::Auto`] those of f32 run on the CPU, with [`BackendKind::Cuda`] they are an error that says so.
 //!
 //! # What is computed
 //!
-//! `O = softmax(scale · QKᵀ + mask) · V` for each head, and on the side the natural logarithm of each row's
+//! `O = softmax(scale · QKᵀ + mask) · V` for each head, and with it the natural logarithm of each row's
 //! softmax denominator (LSE). Sums are accumulated in f32, whatever the tensors hold: `f32`, [`struct@f16`] or [`bf16`].
 //!
 //! * Tensors are batch × heads × sequence × dim; any strides will do as long as the features of a head are
 //!   contiguous ([`TensorView::bhsd`], [`TensorView::bshd`], [`TensorView::strided`]).
-//! * Q may have a multiple of the heads of K and V (GQA, MQA); V may have another dim than Q and K.
+//! * Q may have a multiple of the heads of K and V (GQA, MQA); V may have a different dim from Q and K.
 //! * Masks align to the bottom right where queries and keys differ in number; [`Mask::top_left`] changes that.
-//! * A row that sees no key gives zeros and an LSE of −∞. Sequences of length 0 are legal.
-//! * What lies beyond used lengths ([`Lengths`]) or between strides never reaches a result, NaN included. NaN and Inf
-//!   in keys and values that a mask hides, but that are in use, may reach one.
+//! * A row that sees no key is zero with an LSE of −∞. Sequences of length 0 are allowed.
+//! * Memory beyond used lengths ([`Lengths`]) or between strides never affects a result, NaN included. NaN and Inf
+//!   in keys and values that are in use but hidden by a mask may affect one.
 //! * The same call gives the same bits every time; with [`Attention::batch_invariant`] a row's bits do not depend on
 //!   what else is in its batch either.
 //!
 //! # Features
 //!
-//! `cpu` (default): the CPU backend. `cuda` (default): NVIDIA GPUs, whose driver is looked for at run time; a machine
+//! `cpu` (default): the CPU backend. `cuda` (default): NVIDIA GPUs, whose driver is loaded at run time; a machine
 //! without one simply has no such backend. Without any backend every call is an error.
 #![deny(unsafe_code)]
 

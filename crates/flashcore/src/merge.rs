@@ -12,9 +12,9 @@ use crate::{
 };
 
 /// Merges attention over parts of the keys, at most 16 of them, into attention over all keys: every row is the sum of the
-/// parts' rows, each weighed by `exp(lse_part − lse)`. A part whose LSE is −∞ counts for nothing, whatever it holds.
+/// parts' rows, each weighted by `exp(lse_part − lse)`. A part whose LSE is −∞ is ignored, whatever it holds.
 ///
-/// All parts have one layout, and each comes with its LSE, dense in the order batch, heads, sequence. Nothing is checked
+/// All parts have the same layout, and each comes with its LSE, dense in the order batch, heads, sequence. Nothing is checked
 /// or computed before [`Merge::run`] or [`Merge::run_into`].
 ///
 /// ```
@@ -35,31 +35,31 @@ pub fn merge<'a, T: Element>(parts: &[TensorView<'a, T>], lses: &[&'a [f32]]) ->
     Merge { tensors: parts.to_vec(), lses: lses.to_vec(), stacked: None, choice }
 }
 
-/// As [`merge`] for any number of parts that lie one after the other in one tensor along its batch: part `n` of `count`
+/// As [`merge`] for any number of parts that are stacked along the batch of one tensor: part `n` of `count`
 /// is the `n`-th share of the batch entries. `lse` holds the LSE of all parts in the same order.
 pub fn merge_stacked<'a, T: Element>(parts: TensorView<'a, T>, count: usize, lse: &'a [f32]) -> Merge<'a, T> {
     let choice = Choice::Kind(BackendKind::Auto);
     Merge { tensors: vec![parts], lses: vec![lse], stacked: Some(count), choice }
 }
 
-/// A merge that is being described.
+/// A merge, with its options so far.
 #[must_use = "nothing is computed before `run` or `run_into`"]
 pub struct Merge<'a, T> {
     tensors: Vec<TensorView<'a, T>>,
     lses: Vec<&'a [f32]>,
-    /// Parts in the one tensor.
+    /// Number of parts in the one tensor.
     stacked: Option<usize>,
     choice: Choice<'a>,
 }
 
 impl<'a, T: Element> Merge<'a, T> {
-    /// Where to compute; by default the best backend that is found.
+    /// The backend to compute on; by default the best one found.
     pub fn backend(mut self, kind: BackendKind) -> Self {
         self.choice = Choice::Kind(kind);
         self
     }
 
-    /// Computes on a backend of the caller's.
+    /// Computes on the caller's own backend.
     pub fn on(mut self, backend: &'a dyn Backend) -> Self {
         self.choice = Choice::This(backend);
         self
@@ -80,7 +80,7 @@ impl<'a, T: Element> Merge<'a, T> {
         Ok(Output { out, lse, ran })
     }
 
-    /// Computes into the caller's memory: `out` of any type in any layout, and if wanted the LSE of each row.
+    /// Computes into the caller's memory: `out` of any type in any layout and, if requested, the LSE of each row.
     pub fn run_into<O: Element>(
         self,
         out: TensorViewMut<'_, O>,

@@ -16,7 +16,7 @@ use crate::{
 /// A mixture of experts: `out[t] = Σⱼ weight[t, j] · down[e] · act(gate[e] · x[t], up[e] · x[t])` with `e = id[t, j]`.
 ///
 /// `x` is tokens × hidden ([`TensorView::matrix`]), `gate_up` experts × 2·intermediate × hidden and `down` experts × hidden ×
-/// intermediate, as checkpoints hold them: see [`ExpertView`]. Where tokens go is said by [`Moe::routed`] or [`Moe::route`].
+/// intermediate, as checkpoints hold them: see [`ExpertView`]. [`Moe::routed`] or [`Moe::route`] gives the routing.
 /// Nothing is checked or computed before [`Moe::run`] or [`Moe::run_into`].
 ///
 /// ```
@@ -58,7 +58,7 @@ pub fn moe<'a, T: Element>(
     }
 }
 
-/// A mixture of experts that is being described.
+/// A mixture of experts, with its options so far.
 #[must_use = "nothing is computed before `run` or `run_into`"]
 pub struct Moe<'a, T> {
     x: TensorView<'a, T>,
@@ -85,22 +85,22 @@ pub struct MoeOutput<T> {
 }
 
 impl<'a, T: Element> Moe<'a, T> {
-    /// Sends each token to `top_k` experts: their numbers and what each counts for, tokens × `top_k`, dense. A number that is
-    /// no expert's adds nothing.
+    /// Routes each token to `top_k` experts: their ids and weights, tokens × `top_k`, dense. An id that is
+    /// not an expert's adds nothing.
     pub fn routed<W: Element>(mut self, top_k: usize, ids: Ids<'a>, weights: &'a [W]) -> Self {
         let routing = Routing::Given { ids: ids.index(), weights: W::DTYPE, top_k };
         self.routing = Some((routing, Routed::Given { ids, weights: W::erase(weights) }));
         self
     }
 
-    /// Sends each token to its `top_k` best experts by logits, tokens × experts, dense.
+    /// Routes each token to its `top_k` best experts by logits, tokens × experts, dense.
     pub fn route<L: Element>(mut self, logits: &'a [L], top_k: usize, score: Score) -> Self {
         let routing = Routing::Computed { logits: L::DTYPE, top_k, score };
         self.routing = Some((routing, Routed::Computed { logits: L::erase(logits), bias: None }));
         self
     }
 
-    /// What [`route`](Self::route) adds to each expert's sigmoid for the choice, where its score says so.
+    /// The routing bias: what [`route`](Self::route) adds to each expert's sigmoid when choosing, if its scoring says so.
     pub fn routing_bias(mut self, values: &'a [f32]) -> Self {
         if let Some((_, Routed::Computed { bias, .. })) = &mut self.routing {
             *bias = Some(values);
@@ -114,25 +114,25 @@ impl<'a, T: Element> Moe<'a, T> {
         self
     }
 
-    /// What joins gate and up; SwiGLU by default.
+    /// The activation that combines gate and up; SwiGLU by default.
     pub const fn activation(mut self, activation: Activation) -> Self {
         self.activation = activation;
         self
     }
 
-    /// What is added to both products: experts × 2·intermediate in the order of `gate_up`, and experts × hidden, dense.
+    /// The biases of both products: experts × 2·intermediate in the order of `gate_up`, and experts × hidden, dense.
     pub const fn biases(mut self, gate_up: &'a [T], down: &'a [T]) -> Self {
         self.biases = Some([gate_up, down]);
         self
     }
 
-    /// Says that the weights are of these experts among `of`: numbers of others add nothing.
+    /// A shard of the layer: the weights are those of these experts among `of`; ids of others add nothing.
     pub const fn experts(mut self, here: Range<usize>, of: usize) -> Self {
         self.shard = Some(Shard { first: here.start, of });
         self
     }
 
-    /// An expert through which every token goes, with a weight of 1: matrices of one expert each.
+    /// A shared expert that every token passes through, with a weight of 1: matrices of one expert each.
     pub const fn shared_expert(mut self, gate_up: ExpertView<'a, T>, down: ExpertView<'a, T>) -> Self {
         self.shared = Some([gate_up, down]);
         self
@@ -144,13 +144,13 @@ impl<'a, T: Element> Moe<'a, T> {
         self
     }
 
-    /// Where to compute; by default the best backend that is found.
+    /// The backend to compute on; by default the best one found.
     pub fn backend(mut self, kind: BackendKind) -> Self {
         self.choice = Choice::Kind(kind);
         self
     }
 
-    /// Computes on a backend of the caller's.
+    /// Computes on the caller's own backend.
     pub fn on(mut self, backend: &'a dyn Backend) -> Self {
         self.choice = Choice::This(backend);
         self
@@ -173,10 +173,10 @@ impl<'a, T: Element> Moe<'a, T> {
         self.compute(&problem, routed, T::erase_mut(out.into_data()))
     }
 
-    /// The gradients of everything that the layer reads, from that of its result; experts must be given by
-    /// [`routed`](Self::routed). Nothing of a forward pass is needed: what gradients are made of is computed again.
+    /// The gradients of all inputs of the layer, from the gradient of its result; experts must be given by
+    /// [`routed`](Self::routed). Nothing is kept from a forward pass: intermediate results are recomputed.
     ///
-    /// Computed on the CPU backend: with [`BackendKind::Auto`] the GPU leaves them to it.
+    /// They are computed on the CPU backend, with [`BackendKind::Auto`] too.
     pub fn gradients(self, d_out: TensorView<'_, T>) -> Result<MoeGradients<T>, Error> {
         let (spec, routed) = self.spec()?;
         let problem = MoeSpec { out: Some(d_out.layout()), ..spec }.parse()?;
@@ -238,7 +238,7 @@ impl<'a, T: Element> Moe<'a, T> {
     }
 }
 
-/// What [`Moe::gradients`] returns. Each gradient lies as its tensor does, without gaps: see
+/// What [`Moe::gradients`] returns. Each gradient has its tensor's layout, without gaps: see
 /// [`ExpertLayout::without_gaps`](flashcore_core::ExpertLayout::without_gaps).
 #[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]

@@ -16,7 +16,7 @@ pub struct Output<T> {
 
 /// The natural logarithm of each row's softmax denominator: batch × heads × sequence values.
 ///
-/// [`merge`](crate::merge()) puts attention over parts of the keys together with it.
+/// [`merge`](crate::merge()) uses it to combine attention over parts of the keys.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Lse {
     values: Vec<f32>,
@@ -43,7 +43,7 @@ impl Lse {
     /// The value of one row.
     ///
     /// # Panics
-    /// If there is no such row, as slices do.
+    /// If there is no such row.
     pub fn at(&self, batch: usize, head: usize, seq: usize) -> f32 {
         let [batches, heads, seqs] = self.dims;
         assert!(batch < batches && head < heads && seq < seqs, "row {batch},{head},{seq} of {:?}", self.dims);

@@ -12,11 +12,11 @@ use crate::{
     error::Error,
 };
 
-/// Rounds a tensor to 8-bit floats with factors, so that a float times its factor is near the number: what
+/// Quantises a tensor to 8-bit floats with factors, such that each float times its factor approximates the number: what
 /// [`Attention::factors`](crate::Attention::factors) takes.
 ///
-/// A factor brings the largest magnitude of its share to the largest float. Infinities become the largest float, NaN stays
-/// NaN, and neither has a say in factors. Nothing is checked or computed before [`Quantise::run`].
+/// A factor maps the largest magnitude among its numbers to the largest float. Infinities become the largest float, NaN stays
+/// NaN, and neither affects factors. Nothing is checked or computed before [`Quantise::run`].
 ///
 /// ```
 /// # use flashcore::{Factors, Granularity, Tensor, attention, quantise};
@@ -34,7 +34,7 @@ pub fn quantise<T: Element>(x: TensorView<'_, T>) -> Quantise<'_, T> {
     Quantise { x: x.data(), spec, used: None, choice: Choice::Kind(BackendKind::Auto) }
 }
 
-/// A tensor to be quantised that is being described.
+/// A tensor to quantise, with options so far.
 #[derive(Clone)]
 #[must_use = "nothing is computed before `run`"]
 pub struct Quantise<'a, T> {
@@ -44,15 +44,15 @@ pub struct Quantise<'a, T> {
     choice: Choice<'a>,
 }
 
-/// A tensor of 8-bit floats, and what they are multiplied by.
+/// A tensor of 8-bit floats and its factors.
 #[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct Quantised<N> {
-    /// The floats, dense in the order batch, heads, sequence, dim, unless they are turned.
+    /// The floats, dense in the order batch, heads, sequence, dim, unless they are turned (transposed).
     pub values: Tensor<N>,
-    /// What they are multiplied by, dense: one; batch × groups of heads; batch × heads × blocks; batch × heads × dim.
+    /// The factors, dense: one; batch × groups of heads; batch × heads × blocks; batch × heads × dim.
     pub factors: Arc<[f32]>,
-    /// What has been subtracted, dense batch × heads × dim, where the tensor was centred.
+    /// The means that were subtracted, dense batch × heads × dim, if the tensor was centred.
     pub means: Option<Vec<f32>>,
     /// What computed it.
     pub ran: Ran,
@@ -65,40 +65,41 @@ impl<'a, T: Element> Quantise<'a, T> {
         self
     }
 
-    /// How many neighbouring heads share factors per head: those of a key head, for queries.
+    /// How many neighbouring heads share a factor per head; for queries, the heads of one key head.
     pub fn group(mut self, heads: usize) -> Self {
         self.spec.group = heads;
         self
     }
 
-    /// Subtracts each head's mean over its rows first. Attention over such keys is the same, but for its LSE, which lacks
-    /// `scale · q · mean`; sinks and softcaps see other scores.
+    /// Subtracts each head's mean over its rows first. Attention over such keys is the same except for its LSE, which lacks
+    /// `scale · q · mean`; sinks and softcaps see different scores.
     pub fn centred(mut self, yes: bool) -> Self {
         self.spec.centred = yes;
         self
     }
 
-    /// Writes values turned, as [`Attention::turned`](crate::Attention::turned) reads them: batch × heads × (dim + 8) × rows
-    /// up to a multiple of 128. For E4M3, a multiple of 16 features, and factors per tensor, head or channel.
+    /// Writes values turned (transposed), as [`Attention::turned`](crate::Attention::turned) reads them: batch × heads ×
+    /// (dim + 8) × rows padded to a multiple of 128. For E4M3, a multiple of 16 features, and factors per tensor, head or
+    /// channel.
     pub fn turned(mut self, yes: bool) -> Self {
         self.spec.turned = yes;
         self
     }
 
-    /// How many rows each batch entry uses: the others are not read, and become zeros.
+    /// How many rows each batch entry uses; the others are not read and become zeros.
     pub fn used(mut self, rows: impl Into<Arc<[u32]>>) -> Self {
         self.spec.used = Some(Index::I32);
         self.used = Some(rows.into());
         self
     }
 
-    /// Where to compute; by default the best backend that is found.
+    /// The backend to compute on; by default the best one found.
     pub fn backend(mut self, kind: BackendKind) -> Self {
         self.choice = Choice::Kind(kind);
         self
     }
 
-    /// Computes on a backend of the caller's.
+    /// Computes on the caller's own backend.
     pub fn on(mut self, backend: &'a dyn Backend) -> Self {
         self.choice = Choice::This(backend);
         self
@@ -114,7 +115,7 @@ impl<'a, T: Element> Quantise<'a, T> {
         self.run_as()
     }
 
-    /// Rounds to either type of 8 bits.
+    /// Rounds to either 8-bit type.
     pub fn run_as<N: Element>(mut self) -> Result<Quantised<N>, Error> {
         self.spec.to = N::DTYPE;
         let problem = self.problem()?;

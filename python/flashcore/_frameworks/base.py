@@ -12,13 +12,13 @@ from .._native import Options, Values, append, forward, grouped_mm, merge, moe
 
 CUDA = 2
 """DLPack's number of CUDA devices."""
-NO_NESTED = "nested tensors are not taken; pass their values() and offsets() to flashcore.packed_attention"
+NO_NESTED = "nested tensors are not supported; pass their values() and offsets() to flashcore.packed_attention"
 LEGACY_STREAM = 1
 """DLPack's number of CUDA's legacy default stream."""
 
 NO_SEED = (
-    "dropout needs a seed here; pass dropout_seed, another whole number in every call "
-    "(with JAX a key, jax.random.split for each call)"
+    "dropout needs a seed here; pass dropout_seed, a new integer for every call "
+    "(with JAX a key, from jax.random.split)"
 )
 
 
@@ -101,7 +101,7 @@ class Framework:
         self, x: Any, dtype: str, shapes: tuple[Any, Any, Any], lengths: Any, options: dict[str, Any]
     ) -> tuple[Any, Any, Any]:
         """A tensor rounded to 8 bits, shaped as it was unless a shape is given, its factors, and its means where these have one."""
-        raise TypeError("quantise takes tensors of torch and NumPy; convert them by DLPack")
+        raise TypeError("quantise takes torch and NumPy tensors; convert them by DLPack")
 
     def append(self, tensors: dict[str, Any], options: dict[str, bool]) -> None:
         """Writes new keys and values into a cache."""
@@ -162,7 +162,7 @@ class Framework:
         except TypeError:
             given = ()
         if len(given) not in (2, 3):
-            raise ValueError("pass three factors: those of q, of k and of v, or the last two where q has more bits")
+            raise ValueError("pass three factors, for q, k and v, or the last two if q is not 8-bit")
         return [self.factor(factor, q, flat=len(given) == 3) for factor in given]
 
     def factor(self, given: Any, q: Any, flat: bool) -> Any:
@@ -179,7 +179,7 @@ class Framework:
     def e4m3(self, cache: Any) -> Any:
         """A cache of 8-bit floats, which may come as bytes."""
         if str(cache.dtype).endswith("uint8"):
-            raise TypeError("only torch has bytes that are read as float8_e4m3fn; pass a cache of that type")
+            raise TypeError("only torch can view bytes as float8_e4m3fn; pass a cache of that type")
         return cache
 
     def memory(self, array: Any) -> tuple[int, tuple[int, ...], int, Any] | None:
@@ -245,7 +245,7 @@ def seed_number(name: str, value: Any) -> int:
     if type(value) is not int:
         value = whole(name, _held(name, value))
     if not -(2**63) <= value < 2**64:
-        raise ValueError(f"{name} is {value} but must have 64 bits: from -2**63 to 2**64 - 1")
+        raise ValueError(f"{name} is {value} but must fit in 64 bits: from -2**63 to 2**64 - 1")
     return value - 2**64 if value >= 2**63 else value
 
 
@@ -261,7 +261,7 @@ def _held(name: str, seed: Any) -> Any:
     elif prod(shape) == 1:
         return seed.item()
     if tuple(seed.shape) != (2,) or not str(seed.dtype).endswith("uint32"):
-        raise ValueError(f"{name} has the shape {tuple(shape)}; pass one whole number")
+        raise ValueError(f"{name} has the shape {tuple(shape)}; pass one integer")
     low, high = seed.tolist()
     return low | high << 32
 
@@ -269,7 +269,7 @@ def _held(name: str, seed: Any) -> Any:
 def key_words(jax: Any, name: str, key: Any) -> Any:
     """The seed that a key of JAX's stands for, as two words."""
     if key.ndim:
-        raise ValueError(f"{name} is keys of the shape {key.shape}; pass one of them, or map the call with jax.vmap")
+        raise ValueError(f"{name} is an array of keys of shape {key.shape}; pass one of them, or map the call with jax.vmap")
     return jax.random.bits(key, (2,), "uint32")
 
 
@@ -300,7 +300,7 @@ def demand(**tensors: Any) -> None:
         if not hasattr(tensor, "__dlpack__"):
             raise no_tensor(name, tensor)
         if not extents and not getattr(tensor, "is_nested", False):
-            raise ValueError(f"{name} has no dimensions; give it those of a tensor of heads")
+            raise ValueError(f"{name} has no dimensions; pass a tensor of heads")
         if getattr(tensor, "is_nested", False):
             raise NotImplementedError(f"{name} is nested; {NO_NESTED}")
         if getattr(tensor, "is_quantized", False):
@@ -314,5 +314,5 @@ def demand(**tensors: Any) -> None:
 def no_tensor(name: str, value: Any) -> TypeError:
     kind = type(value).__name__
     return TypeError(
-        f"{name} is a {kind}, which does not speak DLPack; pass a tensor of torch, JAX, CuPy, NumPy or the like"
+        f"{name} is a {kind}, which does not support DLPack; pass a tensor of torch, JAX, CuPy, NumPy or the like"
     )

@@ -60,7 +60,7 @@ class Jax(Framework):
         if tensors["out"] is not None:
             raise TypeError("JAX arrays cannot be written; omit `out`")
         if self.traces(*given(tensors)):
-            raise NotImplementedError("moe is not traced; call it outside of jax.jit, jax.vmap and jax.grad")
+            raise NotImplementedError("moe cannot be traced; call it outside jax.jit, jax.vmap and jax.grad")
         x = tensors["x"]
 
         def launch(to: Any, _: Any, bits_are_bf16: Any = (False,), **how: Any) -> Any:

@@ -8,12 +8,12 @@ from typing import Any
 from .._native import Options, Values, append, exchanges, forward, grouped_mm, merge, moe, quantise
 from .base import LEGACY_STREAM, Framework, demand, each_tensor, given, rows, seed_number
 
-NO_MASK_GRADIENTS = "masks have no gradient; detach the mask, or pass what is learned as sinks"
+NO_MASK_GRADIENTS = "masks have no gradient; detach the mask, or pass learned logits as sinks"
 NO_SLOPE_GRADIENTS = "slopes have no gradient; detach them"
-NO_OUT_GRADIENTS = "out= does not go with gradients; omit it, or call under torch.no_grad()"
+NO_OUT_GRADIENTS = "out= cannot be combined with gradients; omit it, or call under torch.no_grad()"
 NO_APPEND_GRADIENTS = "a cache has no backward pass; call this under torch.no_grad() or detach the tensors"
 NO_FORWARD_GRADIENTS = "attention has no forward-mode gradients; use reverse mode, as torch.func.vjp or backward()"
-NO_SECOND_GRADIENTS = "attention has no gradients of gradients; detach what is differentiated twice, or use torch's own attention"
+NO_SECOND_GRADIENTS = "attention has no second-order gradients; detach what is differentiated twice, or use torch's own attention"
 NO_GRADIENTS = "accumulate has no backward pass; use merge, call it under torch.no_grad() or detach its tensors"
 
 
@@ -167,7 +167,7 @@ class Torch(Framework):
         same = q.shape[-1] == v.shape[-1]
         if same and q.element_size() > 1:
             return self.torch.empty_like(q)
-        # A result of 8 bits would lose what was computed.
+        # A result of 8 bits would lose precision.
         dtype = self.torch.bfloat16 if q.element_size() == 1 else q.dtype
         if same:
             return self.torch.empty_like(q, dtype=dtype)
@@ -205,7 +205,7 @@ class Torch(Framework):
             demand(**{name: values})
             raise ValueError(f"{name} has {values.dim()} dimensions but must have one; give one number per sequence")
         if values.is_floating_point() or values.is_complex():
-            raise TypeError(f"{name} is {str(values.dtype).removeprefix('torch.')}; convert it to int32, as by {name}.int()")
+            raise TypeError(f"{name} is {str(values.dtype).removeprefix('torch.')}; convert it to int32 by {name}.int()")
         kept = values.dtype in (torch.int32, torch.int64)
         return values.detach().to(q.device, values.dtype if kept else torch.int32).contiguous()
 
@@ -229,10 +229,10 @@ class Torch(Framework):
             # Written by a kernel where q is, so that a graph may hold it.
             return torch.full((1,), seed_number("dropout_seed", given), dtype=torch.int64, device=q.device)
         if given.numel() != 1:
-            raise ValueError(f"dropout_seed has the shape {tuple(given.shape)}; pass one whole number")
+            raise ValueError(f"dropout_seed has the shape {tuple(given.shape)}; pass one integer")
         if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
             dtype = str(given.dtype).removeprefix("torch.")
-            raise TypeError(f"dropout_seed is {dtype}; convert it to int64, as by dropout_seed.long()")
+            raise TypeError(f"dropout_seed is {dtype}; convert it to int64 by dropout_seed.long()")
         given = given.view(torch.int64) if given.dtype == torch.uint64 else given
         return given.detach().to(q.device, torch.int64).reshape(1)
 

@@ -66,19 +66,19 @@ def ring_attention(
         q, k, v: this rank's tokens, as `shard` gives them: float16, bfloat16 or float32, 4 dimensions in that ``order``.
             Heads of ``q`` are a multiple of those of ``k``; ``v`` may have another dim; queries and keys may differ in
             number, and the last query then stands at the last key.
-        group: the process group; all processes where None.
+        group: the process group; all processes if None.
         layout: which tokens a rank holds. ``"zigzag"``: an early and a late chunk, which gives all ranks the same work
-            under a causal mask; ``"striped"``: every n-th token; ``"contiguous"``: one chunk. Any number of tokens goes.
+            under a causal mask; ``"striped"``: every n-th token; ``"contiguous"``: one chunk. Any number of tokens works.
         order: ``"bhsd"`` for batch, heads, sequence, dim; ``"bshd"`` for batch, sequence, heads, dim.
         causal, window, scale, softcap: as in `flashcore.attention`; positions are those in the whole sequence.
-        sinks: one logit per query head, the same on all ranks. Its gradient is what this rank's queries say; sum it
-            over ranks as that of any other weight.
+        sinks: one logit per query head, the same on all ranks. Its gradient covers this rank's queries; sum it
+            over ranks like that of any other weight.
         query_offsets, key_offsets: where each *whole* sequence starts, one more number than there are, for sequences that
             are packed one after another. Tensors are then tokens x heads x dim, a rank's shard of each sequence after
             that of the one before.
         return_lse: also return the log-sum-exp, float32, batch x heads x this rank's tokens (heads x tokens, if packed).
-        timeout: seconds after which a message that does not come raises. Where None, the limit of the process group
-            counts, which with NCCL it always does.
+        timeout: seconds after which a missing message raises. If None, the limit of the process group
+            applies, as it always does with NCCL.
     """
     asked = _asked(q, k, v, layout, order, causal, window, scale, softcap, sinks, query_offsets, key_offsets)
     return _run(Ring.apply, asked, group, timeout, return_lse)
@@ -127,7 +127,7 @@ def ulysses_attention(
 ) -> Any:
     """As `ring_attention`; every rank gets some heads of the whole sequences and gives the result back.
 
-    Ranks beyond the last query head have nothing to compute. The gradient of ``sinks`` is what this rank's heads say.
+    Ranks beyond the last query head have nothing to compute. The gradient of ``sinks`` covers this rank's heads.
     """
     asked = _asked(q, k, v, layout, order, causal, window, scale, softcap, sinks, query_offsets, key_offsets)
     return _run(by_heads, asked, group, timeout, return_lse)
@@ -169,7 +169,7 @@ def decode_attention(
 def shard(x: Tensor, group: Any | None = None, *, layout: str = "zigzag", dim: int = 2, offsets: Any | None = None) -> Tensor:
     """This rank's tokens of a whole tensor, which every rank has; ``dim`` is the dimension of tokens.
 
-    Use it for whatever has a value for each token, as position ids and labels (``dim=1``). ``offsets`` say where packed
+    Use it for everything with a value per token, as position ids and labels (``dim=1``). ``offsets`` say where packed
     sequences start. Gradients go through it.
     """
     ranks = Group(group, None)
@@ -187,7 +187,7 @@ def unshard(
     timeout: float | None = None,
 ) -> Tensor:
     """The whole tensor from the shards of all ranks: the inverse of `shard`. Gradients go through it: each rank gets the
-    sum of what all ranks say about its tokens."""
+    sum of all ranks' gradients of its tokens."""
     ranks = Group(group, timeout)
     counts = [int(n) for n in ranks.gather(torch.tensor([x.shape[dim]], device=x.device))]
     lengths = _lengths(sum(counts), offsets, layout)
@@ -203,7 +203,7 @@ def _lengths(tokens: int, offsets: Any | None, layout: str) -> list[int]:
     starts = each("offsets", offsets, whole, "pass where each sequence starts")
     lengths = [end - start for start, end in zip(starts, starts[1:])]
     if not starts or starts[0] != 0 or starts[-1] != tokens or min(lengths, default=0) < 0:
-        raise ValueError(f"offsets are {list(starts)}; they must rise from 0 to the number of tokens, {tokens}")
+        raise ValueError(f"offsets are {list(starts)}; they must increase from 0 to the number of tokens, {tokens}")
     return lengths
 
 

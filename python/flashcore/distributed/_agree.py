@@ -77,7 +77,7 @@ class Asked(NamedTuple):
             shapes = [tuple(t.shape) for t in self.tensors]
             raise ValueError(f"q, k and v are {shapes}; give all one batch, k and v the same rows and heads, and q and k one dim")
         if heads[1] == 0 or heads[0] % heads[1]:
-            raise ValueError(f"q has {heads[0]} heads, which is no multiple of the {heads[1]} heads of k")
+            raise ValueError(f"q has {heads[0]} heads, not a multiple of the {heads[1]} heads of k")
         if self.sinks is not None and tuple(self.sinks.shape) != (heads[0],):
             raise ValueError(f"sinks has shape {tuple(self.sinks.shape)}; pass one for each of the {heads[0]} heads of q")
         left, right = _options.band(self.causal, self.window)
@@ -116,7 +116,7 @@ def agree(asked: Asked, group: Group) -> Call:
         raise problem or ValueError("the arguments are wrong")
     for rank, other in enumerate(table):
         if other[0] == -2:
-            raise ValueError(f"rank {rank} cannot take part: its arguments are wrong, and its own error says how")
+            raise ValueError(f"rank {rank} cannot take part: its arguments are wrong; see its own error")
         for name, first, here in zip(FIELDS, table[0], other):
             if first != here:
                 raise ValueError(f"{name} differs between rank 0 and rank {rank}; pass the same on all ranks")
@@ -136,6 +136,6 @@ def _counted(asked: Asked, how: How, group: Group, held: list[list[int]]) -> Cal
             if count != expected:
                 raise ValueError(
                     f"rank {rank} holds {count} {of} but the layout {asked.layout!r} gives it {expected}; "
-                    "cut tensors by flashcore.distributed.shard"
+                    "split tensors with flashcore.distributed.shard"
                 )
     return call

@@ -21,7 +21,7 @@ class Group:
     def __init__(self, group: Any, timeout: float | None) -> None:
         outside = dist.GroupMember.NON_GROUP_MEMBER  # what `new_group` gives to other ranks
         if not (group is None or group is outside or isinstance(group, dist.ProcessGroup)):
-            raise TypeError(f"group is {group!r}, which is no process group; pass one of torch.distributed, or None for all ranks")
+            raise TypeError(f"group is {group!r}, which is not a process group; pass one of torch.distributed, or None for all ranks")
         self.group = group
         self.world = dist.get_world_size(group)
         self.rank = dist.get_rank(group)

@@ -137,7 +137,7 @@ def _seed(options: Options, rng_state: Any | None) -> Any | None:
     if options.dropout is None:
         return None
     if not hasattr(rng_state, "__getitem__"):
-        raise ValueError("with dropout_p pass the rng_state that forward returned, so that backward leaves out the same weights")
+        raise ValueError("with dropout_p pass the rng_state that forward returned, so that backward drops the same weights")
     return rng_state[:1]
 
 

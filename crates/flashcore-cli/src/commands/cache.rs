@@ -31,7 +31,7 @@ pub struct Flags {
 enum Action {
     /// List all kernels, the least recently used first
     Ls,
-    /// Read every kernel and report damaged ones; exit code 1 if there are any
+    /// Check every kernel and report damaged ones; exit code 1 if there are any
     Verify,
     /// Remove all kernels; they are compiled again when needed
     Clear,

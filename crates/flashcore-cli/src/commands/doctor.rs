@@ -24,7 +24,7 @@ use crate::{
 /// Least memory that the examples of the documentation need.
 const ENOUGH_MEMORY: u64 = 1 << 30;
 
-/// Show what was found on this machine and what to do about what is missing
+/// Show what this machine offers and what to do about anything missing
 #[derive(Args, Debug)]
 pub struct Flags {}
 
@@ -94,7 +94,11 @@ fn cpu_backend() -> Finding {
 
 fn memory() -> Finding {
     let (Some(free), Some(total)) = (memory::available(), memory::total()) else {
-        return Finding::limited("memory", "not known", "huge shapes are refused only when allocation fails");
+        return Finding::limited(
+            "memory",
+            "unknown",
+            "shapes that are too large fail only when memory is allocated",
+        );
     };
     let found = format!("{} free of {}", memory::human(free), memory::human(total));
     if free < ENOUGH_MEMORY {
@@ -106,7 +110,9 @@ fn memory() -> Finding {
 
 fn driver() -> Finding {
     match Driver::get() {
-        Ok(driver) => Finding::good("driver", format!("serves CUDA {}", cuda_version(driver.cuda_version()))),
+        Ok(driver) => {
+            Finding::good("driver", format!("supports CUDA {}", cuda_version(driver.cuda_version())))
+        }
         Err(error) => Finding::limited("driver", "none", error.to_string()),
     }
 }
@@ -117,14 +123,14 @@ fn devices() -> Vec<Finding> {
     match driver.device_count() {
         Ok(0) => vec![Finding::limited("gpu", "none", "check nvidia-smi and CUDA_VISIBLE_DEVICES")],
         Ok(count) => (0..count).map(|index| device(driver, index)).collect(),
-        Err(error) => vec![Finding::limited("gpu", "not known", error.to_string())],
+        Err(error) => vec![Finding::limited("gpu", "unknown", error.to_string())],
     }
 }
 
 fn device(driver: Driver, index: u32) -> Finding {
     match driver.device(index) {
         Ok(device) => Finding::good("gpu", describe(device.props())),
-        Err(error) => Finding::limited("gpu", format!("number {index} cannot be used"), error.to_string()),
+        Err(error) => Finding::limited("gpu", format!("GPU {index} cannot be used"), error.to_string()),
     }
 }
 

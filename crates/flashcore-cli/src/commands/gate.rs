@@ -39,13 +39,13 @@ Examples:
   flashcore gate --suite cpu --baseline main.json --margin 0.025
 
 A baseline is the result file of `bench --out` or `gate --out` on the same machine.
-A result file that exists is kept unless --force is given.
-Each problem is judged against f64 first, ours and two peers alike; what is wrong is not timed.
---max-ratio passes only if the whole 95 % interval of our time over the peer's is at or below it;
---baseline fails only if the whole interval lies above 1 + margin.
+An existing result file is kept unless --force is given.
+FlashCore and two peers are checked against f64 first; whichever is wrong is not timed.
+--max-ratio passes only if the whole 95 % interval of our time over the peer's is at or below X;
+--baseline fails only if the whole 95 % interval is above 1 + margin.
 Exit codes: 0 pass, 1 fail, 2 could not measure or was stopped, so there is no verdict.";
 
-/// Pass only what is right and fast enough
+/// Pass or fail, for CI: is it correct, and fast enough?
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Flags {
@@ -55,7 +55,7 @@ pub struct Flags {
     backend: BackendFlags,
     #[command(flatten)]
     demands: DemandFlags,
-    /// The fast peer [default: the one to beat]
+    /// The fast peer to compare with [default: the strongest one here]
     #[arg(long, value_name = "NAME", help_heading = "How to run")]
     peer: Option<String>,
     #[command(flatten)]
@@ -64,16 +64,16 @@ pub struct Flags {
 
 /// What is demanded; at least one of them.
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "What is demanded")]
+#[command(next_help_heading = "Requirements")]
 #[group(required = true, multiple = true)]
 pub struct DemandFlags {
-    /// Our time may be at most this multiple of the peer's, beyond doubt
+    /// Require our time to be at most this multiple of the peer's, with 95 % confidence
     #[arg(long, value_name = "X", value_parser = positive)]
     max_ratio: Option<f64>,
-    /// Our time must not be worse than in this result file
+    /// Require our time to be no worse than in this result file
     #[arg(long, value_name = "FILE")]
     baseline: Option<PathBuf>,
-    /// How much worse than the baseline is tolerated
+    /// Tolerated slowdown against the baseline
     #[arg(long, value_name = "X", default_value_t = 0.025, value_parser = positive, requires = "baseline")]
     margin: f64,
 }
@@ -81,7 +81,7 @@ pub struct DemandFlags {
 fn positive(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(number) if number > 0.0 && number.is_finite() => Ok(number),
-        _ => Err("write a positive number, as in 0.95".to_owned()),
+        _ => Err("give a positive number, as in 0.95".to_owned()),
     }
 }
 
@@ -195,12 +195,12 @@ impl Gate {
             let result = match rulings.iter().filter(|ruling| !ruling.pass()).count() {
                 _ if !complete => bad("STOPPED; not everything was measured"),
                 0 => good("PASS"),
-                n => bad(format!("FAIL: {n} of {} demands not met", rulings.len())),
+                n => bad(format!("FAIL: {n} of {} requirements not met", rulings.len())),
             };
             let judged = format!("{} against f64, before anything was timed", competitors.join(", "));
             let notes = warnings.iter().map(|warning| ("note", faint(warning)));
             let facts = [("judged", judged.into())].into_iter().chain(notes).chain([("result", result)]);
-            let heading = ["problem", "against", "demand", "ratio", "95 %", ""];
+            let heading = ["problem", "against", "required", "ratio", "95 %", ""];
             Page::default().headed(&heading, rulings.iter().map(row)).lines(reasons).facts(facts)
         })
     }

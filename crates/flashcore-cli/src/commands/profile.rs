@@ -44,12 +44,11 @@ Examples:
   flashcore profile --suite forward --filter '1x16x16384x128' --out bench/runs
   FLASHCORE_NCU=/opt/ncu/ncu flashcore profile
 
-Without a GPU the kernel is planned for an H200, assembled by ptxas, if one is found, and small problems are
-simulated.
-Nsight Compute's report goes to PROBLEM.ncu-rep and PROBLEM.csv in the folder of --out. Files that exist
-are kept unless --force is given.";
+Without a GPU, the kernel is planned for an H200 and assembled if ptxas is found; small problems are
+simulated. Nsight Compute's report is written to PROBLEM.ncu-rep and PROBLEM.csv in the folder of
+--out. Existing files are kept unless --force is given.";
 
-/// Say what limits a GPU kernel: registers and occupancy, and counters where Nsight Compute is found
+/// Show what limits a GPU kernel: registers, occupancy, and hardware counters if Nsight Compute is found
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Flags {
@@ -57,10 +56,10 @@ pub struct Flags {
     task: TaskFlags,
     #[command(flatten)]
     backend: BackendFlags,
-    /// Folder for Nsight Compute's report
+    /// Folder for the reports of Nsight Compute
     #[arg(long, value_name = "FOLDER", default_value = ".")]
     out: PathBuf,
-    /// Replace reports that exist
+    /// Overwrite existing reports
     #[arg(long)]
     force: bool,
 }
@@ -138,10 +137,12 @@ impl Flags {
         let (mut reading, mut files, mut simulated, mut note) = (None, Vec::new(), None, None);
         match (chosen.device, Ncu::find()) {
             (None, _) if task.flops() / 2.0 > MOST_SIMULATED => {
-                note = Some("no GPU, and too large for the simulator: nothing was run".to_owned());
+                note = Some(
+                    "not run: there is no GPU, and the problem is too large for the simulator".to_owned(),
+                );
             }
             (None, _) => simulated = simulate(task, Simulator::new(chosen.gpu).choosing(choice))?,
-            (_, None) => note = Some(format!("no Nsight Compute; set {} to its ncu", ncu::NCU)),
+            (_, None) => note = Some(format!("Nsight Compute was not found; set {} to its ncu", ncu::NCU)),
             (Some(_), Some(ncu)) => match count(task, &subject, &ncu, self.places(task)?) {
                 Ok(counted) => (reading, files) = (Some(counted.0), counted.1),
                 Err(error) => note = Some(error.to_string()),

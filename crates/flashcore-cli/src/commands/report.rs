@@ -31,9 +31,9 @@ Examples:
   flashcore report run.json older.json --out report.html
   flashcore report bench/runs/2026-11-15-h200-forward.json --svg docs/figures --markdown tables.md --force
 
-The page is one file that needs nothing but a browser. Runs of the same problems on the same device make a history.
-Files of a folder that are not results are left out and named; a file that is named must be one.
-Exit codes: 0 written, 2 could not be made.";
+The page is one self-contained HTML file. Runs of the same problems on the same device form a
+history. In a folder, files that are not results are skipped and listed; a RUN.json must be one.
+Exit codes: 0 written, 2 could not be written.";
 
 /// Where runs are kept unless another folder is named.
 const FOLDER: &str = "bench/runs";
@@ -42,15 +42,15 @@ const FOLDER: &str = "bench/runs";
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Flags {
-    /// Result files of `bench --out` or `gate --out` [default: those of --dir]
+    /// Result files of `bench --out` or `gate --out` [default: those in --dir]
     #[arg(value_name = "RUN.json")]
     runs: Vec<PathBuf>,
-    /// Folder of result files; with RUN.json, those are added to it
+    /// Folder of result files; those named as RUN.json are added
     #[arg(long, value_name = "FOLDER")]
     dir: Option<PathBuf>,
     #[command(flatten)]
     wanted: WantedFlags,
-    /// Replace files that exist
+    /// Overwrite existing files
     #[arg(long, help_heading = "What to write")]
     force: bool,
 }
@@ -60,13 +60,13 @@ pub struct Flags {
 #[command(next_help_heading = "What to write")]
 #[group(required = true, multiple = true)]
 pub struct WantedFlags {
-    /// The page
+    /// Write the page to this file
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// The main tables, for a README
+    /// Write the main tables to this Markdown file, for a README
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
-    /// Folder for each plot as an SVG file
+    /// Write each plot as an SVG file to this folder
     #[arg(long, value_name = "FOLDER")]
     svg: Option<PathBuf>,
 }
@@ -93,7 +93,7 @@ pub fn execute(flags: &Flags, output: &Output) -> Result<Verdict, CliError> {
     let series: Vec<_> = report.series().iter().map(|series| summary(series)).collect();
     output.answer(&json!({ "series": series, "left_out": left_out, "wrote": wrote }), || {
         let page = report.series().iter().fold(Page::default(), |page, series| tables(page, series));
-        let left_out = left_out.iter().map(|file| ("left out", faint(file)));
+        let left_out = left_out.iter().map(|file| ("skipped", faint(file)));
         page.facts(left_out.chain(wrote.iter().map(|path| ("wrote", path.as_str().into()))))
     })?;
     Ok(Verdict::Pass)

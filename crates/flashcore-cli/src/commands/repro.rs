@@ -38,21 +38,21 @@ Examples:
   flashcore repro --check artifacts/flashcore_0123456789ab_20260131T120000Z.json.gz
 
 A bundle is one file, artifacts/flashcore_COMMIT_TIME.json.gz.
---check runs what the bundle says was run and compares: the same kernels, the same verdicts, times not worse.
-Another machine is said plainly; its times are not compared.
-Exit codes: 0 packed, or the same; 1 something failed, or differs; 2 could not run, or a file is no bundle.";
+--check reruns what the bundle recorded and compares: same kernels, same verdicts, no slower.
+On a different machine it says so and does not compare times.
+Exit codes: 0 packed, or the same; 1 something failed or differs; 2 could not run, or not a bundle.";
 
-/// Verify, measure and pack everything into one file, or check such a file against this machine
+/// Verify, measure and pack the results into one file, or check such a file on this machine
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Flags {
-    /// Run what this bundle says was run, and compare
+    /// Rerun what this bundle recorded, and compare
     #[arg(long, value_name = "FILE")]
     check: Option<PathBuf>,
-    /// How much slower than in the bundle is tolerated
+    /// Tolerated slowdown against the bundle
     #[arg(long, value_name = "X", default_value_t = 0.05, requires = "check", value_parser = margin)]
     margin: f64,
-    /// Folder of the bundle
+    /// Folder to write the bundle to
     #[arg(long, value_name = "FOLDER", default_value = "artifacts", conflicts_with = "check")]
     out: PathBuf,
     #[command(flatten)]
@@ -62,19 +62,19 @@ pub struct Flags {
 /// What is verified and measured; bundles keep it, and nothing else of a bundle decides what runs.
 #[derive(Args, Clone, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
-#[command(next_help_heading = "What is run")]
+#[command(next_help_heading = "What to run")]
 #[group(multiple = true, conflicts_with = "check")]
 pub struct Settings {
-    /// What computes
+    /// Backend to run on
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = PossibleValuesParser::new(BACKENDS))]
     backend: String,
-    /// Verify everything, not only what is quick
+    /// Run the full verification, not only the quick checks
     #[arg(long)]
     full: bool,
     /// Only checks whose group and name contain this
     #[arg(long, value_name = "TEXT")]
     checks: Option<String>,
-    /// The problems that are measured [default: cpu, or small where there is a GPU]
+    /// Suite to measure [default: cpu, or small if there is a GPU]
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(Suite::ALL.map(|suite| suite.name)))]
     suite: Option<String>,
     /// Only problems whose name contains this
@@ -90,7 +90,7 @@ pub struct Settings {
 
 fn margin(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number| (0.0..=1000.0).contains(number));
-    number.ok_or_else(|| "write a share up to 1000, as in 0.05".to_owned())
+    number.ok_or_else(|| "give a fraction from 0 to 1000, as in 0.05".to_owned())
 }
 
 /// What can compute.
@@ -174,7 +174,7 @@ impl Settings {
         checked.and(seconds(&settings.seconds.to_string()).map(drop))?;
         match BACKENDS.contains(&settings.backend.as_str()) && settings.suite().is_some() {
             true => Ok(settings),
-            false => Err("there is no such backend or suite".to_owned()),
+            false => Err("unknown backend or suite".to_owned()),
         }
     }
 }
@@ -238,7 +238,7 @@ impl Steps {
         }
         let Some(exit_code @ (0 | 1)) = ended.status.code() else {
             let answer: Value = serde_json::from_slice(&ended.stdout).unwrap_or_default();
-            let reason = answer["error"].as_str().unwrap_or("it ended without an answer").to_owned();
+            let reason = answer["error"].as_str().unwrap_or("it ended without printing a result").to_owned();
             return Err(LabError::Failed { competitor: format!("flashcore {name}"), reason }.into());
         };
         self.done.push(Step { name, exit_code, seconds: begin.elapsed().as_secs_f64() });

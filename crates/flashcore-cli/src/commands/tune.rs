@@ -41,9 +41,10 @@ Examples:
   flashcore tune --backend sim --shape 1x1x128x64 --candidates 20
   flashcore bench --shape 4x16x4096x128 --dtype bf16 --causal --table tuned.json
 
-Candidates are checked against f64 before they are timed. The rules' own choice is one of them: only what is
-faster than it beyond doubt gets a row. Ended at any moment, the same command goes on where it was.
-Exit codes: 0 searched, 2 could not search, or was stopped.";
+Candidates are checked against f64 before they are timed. The rules' own choice is one of them; a
+candidate gets a row only if it is significantly faster. If interrupted, run the same command again
+to resume.
+Exit codes: 0 searched, 2 could not search or was stopped.";
 
 /// Problems whose candidates take the simulator longer are for a real GPU.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -60,10 +61,10 @@ pub struct Flags {
     gpu: GpuFlags,
     #[command(flatten)]
     search: SearchFlags,
-    /// The table that gets the rows; those it has for other problems stay. Everything tried is a line of FILE.log
+    /// Table to add rows to; rows for other problems are kept. FILE.log logs every candidate
     #[arg(long, value_name = "FILE", default_value = "tuned.json", help_heading = "What to keep")]
     out: PathBuf,
-    /// Measure again what the log knows
+    /// Ignore the log and measure everything again
     #[arg(long, help_heading = "What to keep")]
     fresh: bool,
 }
@@ -72,22 +73,22 @@ pub struct Flags {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "How to search")]
 pub struct SearchFlags {
-    /// evolve: offspring of the best; exhaustive: every candidate, those like the rules' choice first
+    /// evolve: mutate and cross the best; exhaustive: try every candidate, those closest to the rules' choice first
     #[arg(long, value_name = "NAME", default_value = "evolve", value_parser = PossibleValuesParser::new(["evolve", "exhaustive"]))]
     strategy: String,
-    /// Seconds for which each candidate is timed
+    /// Seconds of timing per candidate
     #[arg(long, value_name = "S", default_value = "0.02", value_parser = seconds)]
     seconds: f64,
-    /// Seconds for each problem after which no further candidates are built
+    /// Seconds per problem after which no further candidates are built
     #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     budget: u32,
-    /// Most candidates for each problem
+    /// Maximum number of candidates per problem
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     candidates: u32,
     /// Seed of the inputs and of the search
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Let counters of Nsight Compute break ties between candidates; takes seconds for each
+    /// Break ties between candidates by Nsight Compute's counters; takes seconds per candidate
     #[arg(long)]
     counters: bool,
 }
@@ -169,7 +170,7 @@ impl Flags {
             let early = early.then(|| ("note", faint("ended before all candidates were tried")));
             let kept =
                 [("table", format!("{table}: {added} rows from this search").into()), ("log", log.into())];
-            let ending = stopped.then(|| ("result", bad("STOPPED; the same command resumes from here")));
+            let ending = stopped.then(|| ("result", bad("STOPPED; run the same command to resume")));
             let facts = best.chain(early).chain(kept).chain(ending);
             Page::default().headed(&heading, results.iter().map(row)).facts(facts)
         })

@@ -36,10 +36,10 @@ Examples:
   flashcore verify --backend sim-general --all --seeds 1 --timeout 3600
 
 Stages, in this order: build, launch, sanity, correctness, determinism, isolation.
-A check that hangs or kills its process is one failure; the others still run.
+A check that hangs or crashes counts as one failure; the others still run.
 Exit codes: 0 all passed, 1 something failed, 2 nothing could be checked.";
 
-/// Check that backends are right: every case, law and random problem, stage by stage
+/// Check backends for correctness: every case, law and random problem, stage by stage
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Flags {
@@ -55,7 +55,7 @@ pub struct Flags {
     /// Runs of each check that must give the same bits
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=1000))]
     runs: u16,
-    /// Skip what takes long
+    /// Skip slow checks
     #[arg(long)]
     quick: bool,
     /// Skip nothing; the simulator takes hours for the largest cases
@@ -64,7 +64,7 @@ pub struct Flags {
     /// Seconds after which a check counts as hung
     #[arg(long, value_name = "S", default_value_t = 120, value_parser = clap::value_parser!(u16).range(1..))]
     timeout: u16,
-    /// Check this GPU kernel alone; what it does not take is skipped
+    /// Check only this GPU kernel; problems that it does not support are skipped
     #[arg(long, value_name = "NAME", value_parser = families())]
     kernel: Option<Family>,
 }

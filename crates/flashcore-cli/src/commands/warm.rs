@@ -27,16 +27,16 @@ const EXAMPLES: &str = "\
 Examples:
   flashcore warm --shape 4x16x4096x128 --causal --dtype bf16
   flashcore warm --all
-  flashcore warm --all --gpu sm_90        without a GPU, by ptxas, for an H100 with the same ptxas
+  flashcore warm --all --gpu sm_90        without a GPU: for an H100 with the same ptxas
 
 The cache is per user (FLASHCORE_CACHE_DIR); `flashcore cache ls` lists it.
-Exit codes: 0 compiled, 1 some kernel does not compile, 2 could not compile, or was stopped.";
+Exit codes: 0 compiled, 1 a kernel failed to compile, 2 could not compile or was stopped.";
 
-/// Compile kernels ahead of time, so that first calls need not wait
+/// Compile kernels ahead of time, so that first calls do not wait
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Flags {
-    /// The usual head dims, masks and element types instead of one problem
+    /// Compile for the usual head dims, masks and element types instead of one problem
     #[arg(long, conflicts_with_all = TensorFlags::NAMES, conflicts_with = "dtype")]
     all: bool,
     #[command(flatten)]
@@ -77,7 +77,7 @@ pub fn execute(flags: &Flags, output: &Output) -> Result<Verdict, CliError> {
     output.answer(&json, || {
         let ready = format!("{ready} of {asked} kernels in {seconds:.1} s");
         let facts = [("gpu", Text::from(gpu)), ("cache", folder.into()), ("ready", ready.into())];
-        let stop = stopped.then(|| ("result", bad("STOPPED; the same command does the rest")));
+        let stop = stopped.then(|| ("result", bad("STOPPED; run the same command to compile the rest")));
         let notes = kernels.iter().flat_map(|kernel| kernel.notes.iter().map(faint));
         Page::default()
             .facts(facts.into_iter().chain(stop))

@@ -97,7 +97,7 @@ impl FromStr for ElementType {
             text.replace("uint", "u").replace("int", "s").replace("bfloat", "bf").replace("float", "f");
         let name = numpy.strip_prefix('i').map_or(numpy.clone(), |bits| format!("s{bits}"));
         let found = TYPES.into_iter().find(|element| element.name == name);
-        found.ok_or_else(|| format!("`{text}` is not an element type; there are {}", Self::names()))
+        found.ok_or_else(|| format!("`{text}` is not an element type; use one of {}", Self::names()))
     }
 }
 

@@ -25,7 +25,7 @@ pub enum FileError {
     },
     #[error("{} holds {got} but --dtype says {expected}; convert it, or omit --dtype", path.display())]
     DType { path: PathBuf, got: DType, expected: DType },
-    #[error("{} exists already; name another file or pass --force to replace it", path.display())]
+    #[error("{} exists already; name another file or pass --force to overwrite it", path.display())]
     Exists { path: PathBuf },
     #[error("cannot write {}: the folder {} does not exist; create it first", path.display(), folder.display())]
     NoFolder { path: PathBuf, folder: PathBuf },
@@ -37,7 +37,7 @@ pub enum FileError {
     },
     #[error("{flags} both name {}; give each its own file", path.display())]
     SameFile { flags: &'static str, path: PathBuf },
-    #[error("{} is an input and would be replaced; name another file", path.display())]
+    #[error("{} is an input and would be overwritten; name another file", path.display())]
     ReplacesInput { path: PathBuf },
     #[error("{} has elements of numpy type `{descr}`, which kernels do not take; convert it to one of: {}", path.display(), ElementType::names())]
     Element { path: PathBuf, descr: String },

@@ -61,7 +61,7 @@ impl FromStr for TensorPath {
         let format = match Path::new(path).extension().and_then(|e| e.to_str()) {
             Some("npy") => Format::Npy,
             Some("safetensors") => Format::Safetensors,
-            _ => return Err("its format is not known; name a .npy or .safetensors file".to_owned()),
+            _ => return Err("unknown file format; name a .npy or .safetensors file".to_owned()),
         };
         Ok(Self { path: path.into(), format, tensor })
     }

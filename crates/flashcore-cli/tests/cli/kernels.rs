@@ -102,7 +102,7 @@ fn f32_has_a_kernel_on_every_gpu() {
 #[test]
 fn problems_without_a_kernel_say_what_there_is() {
     refused("inspect --shape 1x1x64x520 --gpu sm_90", "head dims up to 576 (q, k) and 512 (v)");
-    refused("inspect --dtype bf16 --gpu sm_75", "7.5 multiplies f16");
+    refused("inspect --dtype bf16 --gpu sm_75", "7.5 supports f16");
     refused("inspect --shape 1x3x64x64 --kv-heads 2", "");
     refused("inspect --gpu sm_70", "sm_75");
     refused("inspect --gpu sm_90 --sass", "nvidia-cuda-nvcc");

@@ -137,8 +137,8 @@ fn bench_has_modes_suites_and_a_page() {
     assert_eq!((suite.code, tasks), (0, Some(2)), "{}{}", suite.stdout, suite.stderr);
     let kept: Value = serde_json::from_slice(&place.read("c.json")).unwrap();
     assert_eq!(kept["commit"].as_str().map(str::to_owned), built_from(), "the program's, wherever it runs");
-    expect(&place.run("bench --suite cpu --filter 9x9x9x9"), 2, "contains `9x9x9x9`; there are 1x");
-    expect(&place.run("bench --suite options --filter nothing"), 2, "contains `nothing`; there are ");
+    expect(&place.run("bench --suite cpu --filter 9x9x9x9"), 2, "containing `9x9x9x9`; the names are 1x");
+    expect(&place.run("bench --suite options --filter nothing"), 2, "containing `nothing`; the names are ");
     expect(&place.run("bench --shape 1x1x8x8 --top-left"), 2, "--causal");
     expect(&place.run(&format!("bench {TASK} --peers torch-abacus")), 2, "torch-abacus");
     expect(&place.run("bench --suite forward --shape 1x1x1x8"), 2, "--shape");
@@ -149,7 +149,7 @@ fn bench_compares_what_a_suite_compares() {
     let place = Workplace::new();
     let sweep = "bench --backend cpu --suite sweep --filter 1x16x65x128 --seconds 0.01";
     let page = place.run(sweep);
-    expect(&page, 0, "1x16xSx128 causal, against S rounded up to 128; wanted: at most 1.1");
+    expect(&page, 0, "1x16xSx128 causal, against S rounded up to 128; target: at most 1.1");
     expect(&page, 0, "of 2");
     let json = place.run(&format!("{sweep} --json")).json();
     let comparisons = json["comparisons"].as_array().unwrap();
@@ -355,5 +355,5 @@ fn filters_choose_by_words_and_add_up() {
 #[test]
 fn flash_attention_3_needs_a_gpu_and_its_library() {
     let place = Workplace::new();
-    expect(&place.run(&format!("bench {TASK} --fa3 .")), 2, "fa3 cannot be used here: it computes on a GPU");
+    expect(&place.run(&format!("bench {TASK} --fa3 .")), 2, "fa3 cannot be used here: it runs on a GPU");
 }

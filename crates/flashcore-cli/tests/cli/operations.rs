@@ -85,7 +85,7 @@ fn what_cannot_be_asked_of_operations_is_refused() {
     check("run --q q.npy --k k.npy --v v.npy --d-out q.npy --dq a.npy --dk b.npy --dv c.npy", "--backward");
     check("run moe --backend sim --threads 2", "--threads");
     check("run moe --gpu sm_90", "--gpu is for the simulator");
-    check("tune --suite moe-cpu --backend sim --out t.json", "no forward attention");
-    check("profile --backward --shape 1x1x16x16", "no forward attention");
+    check("tune --suite moe-cpu --backend sim --out t.json", "not forward attention");
+    check("profile --backward --shape 1x1x16x16", "not forward attention");
     check("gate --suite moe-cpu --backend cpu --max-ratio 1 --filter 1x128x64 --seconds 0.01", "peer");
 }

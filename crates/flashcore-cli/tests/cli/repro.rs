@@ -49,7 +49,7 @@ fn what_cannot_be_run_is_said() {
     let place = Workplace::new();
     expect(&place.run("repro --backend cpu --checks no-such-check --filter 1x2x64"), 2, "no-such-check");
     expect(&place.run("repro --suite everything"), 2, "everything");
-    expect(&place.run("repro --backend cpu --suite cpu --filter 9x9"), 2, "there are 1x");
+    expect(&place.run("repro --backend cpu --suite cpu --filter 9x9"), 2, "the names are 1x");
     place.write("file", b"");
     expect(&place.run("repro --backend cpu --out file/artifacts"), 2, "file/artifacts");
     expect(&place.run("repro --help"), 0, "Examples:");

@@ -141,7 +141,7 @@ fn what_cannot_run_says_why() {
         (format!("{SCALE} --arg out:no/y.npy:f32:1"), "create it first"),
         (format!("{SCALE} --arg out:y.npy:f32:99999999999999"), "use a smaller shape"),
         (format!("{SCALE} --arg i7:1"), "write u32:7"),
-        (format!("{SCALE} --check races"), "there are bounds, init, race"),
+        (format!("{SCALE} --check races"), "use bounds, init, race"),
         (format!("{SCALE} --schedule chaos"), "round-robin"),
         ("sim kernels.ptx --entry increment --grid 0 --block 1 --arg u64:0".to_owned(), "cannot launch"),
         ("sim kernels.ptx --entry increment --grid 1 --block 2048 --arg u64:0".to_owned(), "cannot launch"),
@@ -204,7 +204,7 @@ fn a_tensor_map_takes_from_its_array_what_is_not_said() {
     assert_eq!(elements(&place, "t.npy", 16)[4], [0; 4], "rows behind the tensor are zeros");
     expect(&with("box=4,3"), 1, "Deadlock");
     expect(&with("box=3,4"), 2, "multiple of 16 bytes");
-    expect(&with("swizzle=7;box=4,4"), 2, "there are 0, 32, 64 and 128");
+    expect(&with("swizzle=7;box=4,4"), 2, "use 0, 32, 64 or 128");
     expect(&with("size=4"), 2, "not part of a tensor map");
 }
 
@@ -284,7 +284,7 @@ fn kinds_of_findings_are_explained() {
         ["meaning", "cure"].iter().all(|part| !kind[part].as_str().unwrap_or_default().is_empty())
     };
     assert!(all.as_array().unwrap().iter().all(filled), "{all}");
-    expect(&place.run("sim --explain nothing"), 2, "there are OutOfBounds");
+    expect(&place.run("sim --explain nothing"), 2, "the kinds are OutOfBounds");
 }
 
 /// Attention on a GPU that is not there: the kernel that it would run, judged like any backend.

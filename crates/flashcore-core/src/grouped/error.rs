@@ -15,7 +15,7 @@ pub enum GroupedError {
         max: usize,
     },
     /// Several matrices where offsets divide one.
-    #[error("offsets divide {operand} among groups, but it is {given} matrices; give one")]
+    #[error("offsets divide {operand} into groups, but it has {given} matrices; pass one")]
     Several {
         /// The tensor.
         operand: Operand,
@@ -41,8 +41,8 @@ pub enum GroupedError {
         expected: [usize; 3],
     },
     /// Offsets where nothing is divided, or none where something is.
-    #[error("{}", if *given { "3-D factors have a matrix for each group: omit the offsets" }
-        else { "a 2-D factor is divided among groups by offsets: give the end of each group" })]
+    #[error("{}", if *given { "3-D operands have a matrix for each group; omit the offsets" }
+        else { "a 2-D operand is divided into groups by offsets; give the end of each group" })]
     Offsets {
         /// Whether there are offsets.
         given: bool,

@@ -67,7 +67,7 @@ impl GroupedSpec {
         Self { dtype, a, b, grouping, out: None }
     }
 
-    /// Checks everything and fills in what was left out.
+    /// Checks everything and fills in defaults.
     pub fn parse(self) -> Result<GroupedProblem, ProblemError> {
         self.dtype.check_common("grouped products")?;
         let Self { a, b, grouping, .. } = self;
@@ -120,7 +120,7 @@ pub struct GroupedProblem {
 }
 
 impl GroupedProblem {
-    /// The specification it was parsed from, with what had been left out filled in.
+    /// The specification it was parsed from, with defaults filled in.
     pub const fn spec(&self) -> &GroupedSpec {
         &self.spec
     }

@@ -39,7 +39,7 @@ fn every_error_is_provoked() {
     let wrong: [(Attempt, &str); 14] = [
         (
             parsed([2, 3, 4], [2, 4, 5], Grouping::Rows),
-            "offsets divide mat_a among groups, but it is 2 matrices",
+            "offsets divide mat_a into groups, but it has 2 matrices",
         ),
         (parsed([2, 3, 4], [2, 4, 5], Grouping::Columns), "divide mat_b"),
         (parsed([1, 3, 4], [2, 4, 5], Grouping::Depth { groups: 2 }), "divide mat_b"),
@@ -53,7 +53,7 @@ fn every_error_is_provoked() {
         (bound(usual(), Some(&[1]), fits), "1 offsets for 2 groups"),
         (bound(batch, Some(&[1, 2]), fits), "omit the offsets"),
         (bound(usual(), Some(&[1, 3]), [12, 39, 15]), "mat_b holds 39 elements but its layout reaches 40"),
-        (bound(half, Some(&[1, 3]), fits), "mat_a is f32 but the problem says f16"),
+        (bound(half, Some(&[1, 3]), fits), "mat_a is f32 but the problem expects f16"),
     ];
     for (attempt, says) in wrong {
         let error = attempt.expect_err(says);

@@ -7,7 +7,7 @@ use crate::{error::Operand, layout::Dims, lengths::Index};
 #[non_exhaustive]
 pub enum MoeError {
     /// Nobody said where tokens go.
-    #[error("nothing says which experts tokens go to; call `routed` or `route`")]
+    #[error("there is no routing; call `routed` or `route`")]
     NoRouting,
     /// Tokens that are not a matrix.
     #[error("{operand} is {dims} but must have batch 1 and one head; view it as tokens x hidden")]
@@ -33,7 +33,7 @@ pub enum MoeError {
     },
     /// Matrices of experts that do not fit each other.
     #[error(
-        "{operand} has {got} {what} but {expected} are needed because of {because}; gate_up is experts x 2*intermediate x hidden, down experts x hidden x intermediate"
+        "{operand} has {got} {what} but {expected} are needed to match {because}; gate_up is experts x 2*intermediate x hidden, down experts x hidden x intermediate"
     )]
     Mismatch {
         /// The tensor that does not fit.
@@ -56,9 +56,7 @@ pub enum MoeError {
         limit: f32,
     },
     /// Experts that are not among those of the layer.
-    #[error(
-        "experts {first}.. ({here} of them) do not lie within the layer's {of}, of which there may be {max}"
-    )]
+    #[error("experts {first}.. ({here} of them) exceed the layer's {of}, which may be {max} at most")]
     Range {
         /// The first expert here.
         first: usize,
@@ -82,7 +80,7 @@ pub enum MoeError {
     Scale(f32),
     /// Groups that experts cannot be chosen from.
     #[error(
-        "{count} groups of {experts} experts, the best {top} of them, do not offer {top_k} experts; groups have equal sizes and the chosen ones enough experts"
+        "{top} of {count} groups of {experts} experts in all cannot supply {top_k} experts; make groups equal in size and choose enough of them"
     )]
     Groups {
         /// Groups.
@@ -95,7 +93,7 @@ pub enum MoeError {
         top_k: usize,
     },
     /// Numbers of experts of another type than the problem says.
-    #[error("expert ids are {given:?} but the problem says {expected:?}; bind ids of that type")]
+    #[error("expert ids are {given:?} but the problem expects {expected:?}; bind ids of that type")]
     IdType {
         /// What they are made of.
         given: Index,
@@ -115,20 +113,18 @@ pub enum MoeError {
         needed: usize,
     },
     /// Ids where the problem computes the routing, or the other way round.
-    #[error("the problem asks for {} but the call brings {}; bind what it was planned for",
+    #[error("the problem expects {} but the call passes {}; bind what it was planned for",
         if *given { "logits" } else { "ids and weights" }, if *given { "ids and weights" } else { "logits" })]
     OtherRouting {
         /// Whether the call brings ids and weights.
         given: bool,
     },
     /// Gradients of experts that the call itself chooses.
-    #[error(
-        "gradients of a routing by logits are not computed; choose experts first and give their ids and weights"
-    )]
+    #[error("routing by logits has no gradients; choose experts first and pass their ids and weights")]
     ComputedRouting,
     /// Tensors where the problem has none, or none where it has.
     #[error("the call {} {operand} but the problem {}; bind what it was planned for",
-        if *given { "brings" } else { "lacks" }, if *given { "has none" } else { "asks for it" })]
+        if *given { "passes" } else { "lacks" }, if *given { "has none" } else { "expects it" })]
     OtherOperands {
         /// The tensors.
         operand: Operand,

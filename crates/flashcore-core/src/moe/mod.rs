@@ -126,7 +126,7 @@ impl MoeSpec {
         }
     }
 
-    /// Checks everything and fills in what was left out.
+    /// Checks everything and fills in defaults.
     pub fn parse(self) -> Result<MoeProblem, ProblemError> {
         let dims = self.x.dims();
         self.dtype.check_common("a mixture of experts")?;
@@ -215,7 +215,7 @@ pub struct MoeProblem {
 }
 
 impl MoeProblem {
-    /// The specification it was parsed from, with what had been left out filled in.
+    /// The specification it was parsed from, with defaults filled in.
     pub const fn spec(&self) -> &MoeSpec {
         &self.spec
     }

@@ -63,16 +63,16 @@ pub(super) fn wrong_factors() -> Vec<Row> {
     vec![
         (narrow(|s| s.out_dtype = Some(DType::E4M3)), "NarrowOut", "ask for f16, bf16 or f32"),
         (narrow(|s| (s.accumulate, s.out_dtype) = (true, None)), "AccumulateDType", "not bf16"),
-        (narrow(|s| s.sinks = Some(DType::E5M2)), "Narrow", "a sink does not take e5m2 tensors"),
+        (narrow(|s| s.sinks = Some(DType::E5M2)), "Narrow", "a sink does not support e5m2 tensors"),
         (BackwardSpec::new(e4m3()).parse().map(drop), "Narrow", "computing gradients"),
         (AppendSpec::new(DType::E5M2, [cache; 2], [cache; 2]).parse().map(drop), "Narrow", "appending to a cache"),
         (MergeSpec::new(DType::E4M3, cache, Parts::Listed(2)).parse().map(drop), "Narrow", "convert them to f16"),
         (Spec { scales: Some(Scales::PerTensor), ..good() }.parse().map(drop), "ScaledDType", "f32 tensors have no factors"),
-        (mixed_up(Some(Scales::PerTensor), None), "OtherFactors", "brings no factors"),
+        (mixed_up(Some(Scales::PerTensor), None), "OtherFactors", "passes no factors"),
         (mixed_up(None, Some(per_head(4))), "OtherFactors", "bind what it was planned for"),
-        (mixed_up(Some(Scales::PerTensor), Some(per_head(4))), "OtherFactors", "not such factors"),
+        (mixed_up(Some(Scales::PerTensor), Some(per_head(4))), "OtherFactors", "factors that the problem does not have"),
         (narrow(|s| s.scales = Some(Scales::PerBlock { q: 0, k: 8 })), "Scales", "at least one row"),
-        (paged_blocks(), "Scales", "keys in pages have no blocks"),
+        (paged_blocks(), "Scales", "keys in pages cannot have factors per block"),
         (bound(Factors::per_block([4, 8], [0, 1, 2].map(|_| vec![1.0; 8].into()))), "FactorCount", "8 factors for q but 16"),
         (bound(per_head(3)), "FactorCount", "3 factors for q but 4 are needed"),
         (bound(Factors::per_tensor([1.0, 0.0, 1.0])), "Factor", "factor 0 of k"),
@@ -87,8 +87,8 @@ pub(super) fn wrong_factors() -> Vec<Row> {
         (narrow(|s| s.turned = true), "Scales", "not 2x2x16x64"),
         (narrow(|s| (s.turned, s.v) = (true, dense([2, 2, 72, 256]))), "Scales", "turned values of 16 keys"),
         (narrow(|s| (s.turned, s.v) = (true, dense([2, 2, 70, 128]))), "Scales", "a multiple of 16 features"),
-        (narrow(|s| (s.turned, s.v, s.dtype) = (true, dense([2, 2, 72, 128]), DType::F16)), "Scales", "for e4m3 queries"),
-        (bound_cache(DType::BF16), "OtherDType", "k is bf16 but the problem says e4m3"),
+        (narrow(|s| (s.turned, s.v, s.dtype) = (true, dense([2, 2, 72, 128]), DType::F16)), "Scales", "need e4m3 queries"),
+        (bound_cache(DType::BF16), "OtherDType", "k is bf16 but the problem expects e4m3"),
     ]
 }
 
@@ -127,12 +127,12 @@ pub(super) fn wrong_quantisation() -> Vec<Row> {
     let centre = |s: &mut QuantiseSpec| s.centred = true;
     let used = |s: &mut QuantiseSpec| s.used = Some(Index::I32);
     vec![
-        (quantised(|s| s.dtype = DType::E4M3), "Narrow", "quantising does not take e4m3"),
+        (quantised(|s| s.dtype = DType::E4M3), "Narrow", "quantising does not support e4m3"),
         (quantised(|s| s.to = DType::F16), "Scales", "not f16"),
         (quantised(|s| s.per = Granularity::PerBlock(0)), "Scales", "at least one row"),
-        (quantised(|s| (s.per, s.group) = (Granularity::PerHead, 3)), "Scales", "3 heads cannot share a factor where there are 4"),
-        (quantised(|s| s.group = 2), "Scales", "per head only"),
-        (quantised(|s| (s.turned, s.centred) = (true, true)), "Scales", "are turned"),
+        (quantised(|s| (s.per, s.group) = (Granularity::PerHead, 3)), "Scales", "4 heads cannot be split into groups of 3"),
+        (quantised(|s| s.group = 2), "Scales", "only factors per head"),
+        (quantised(|s| (s.turned, s.centred) = (true, true)), "Scales", "can be turned"),
         (quantised(|s| (s.turned, s.to) = (true, DType::E5M2)), "Scales", "multiple of 16 features"),
         (quantised(|s| (s.turned, s.out) = (true, Some(dense([2, 4, 8, 16])))), "Mismatch", "24"),
         (quantised(|s| s.x = dense([2, 0, 8, 16])), "Empty", "x is 2x0x8x16"),
@@ -142,8 +142,8 @@ pub(super) fn wrong_quantisation() -> Vec<Row> {
         (quantised_into(|_| {}, [1024, 1], Some(128), None), "Scales", "subtracts none"),
         (quantised_into(centre, [1024, 1], None, None), "Scales", "no room"),
         (quantised_into(centre, [1024, 1], Some(127), None), "BufferTooSmall", "means holds 127"),
-        (quantised_into(|_| {}, [1024, 1], None, Some(&[8, 8])), "Scales", "brings used lengths"),
-        (quantised_into(used, [1024, 1], None, None), "Scales", "brings no lengths"),
+        (quantised_into(|_| {}, [1024, 1], None, Some(&[8, 8])), "Scales", "passes used lengths"),
+        (quantised_into(used, [1024, 1], None, None), "Scales", "passes no lengths"),
         (quantised_into(used, [1024, 1], None, Some(&[8])), "LengthCount", "x"),
         (quantised_into(used, [1024, 1], None, Some(&[8, 9])), "LengthTooLong", "9"),
     ]

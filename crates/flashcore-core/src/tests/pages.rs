@@ -40,7 +40,7 @@ pub(super) fn wrong_pages() -> Vec<Row> {
     let packed = values(Lengths::packed_queries([0, 1, 6], [9, 0]), &[0; 6], 3);
     vec![
         (changed(|s| (s.k, s.v) = (dense([6, 2, 0, 64]), dense([6, 2, 0, 64]))), "EmptyPages", "k is 6x2x0x64: a page must hold"),
-        (changed(|s| s.sequences = Sequences::Uniform), "PagesWithoutLengths", "pass key lengths"),
+        (changed(|s| s.sequences = Sequences::Uniform), "PagesWithoutLengths", "need key lengths"),
         (changed(|s| s.sequences = Sequences::Used { q: true, kv: false }), "PagesWithoutLengths", "one per sequence"),
         (changed(|s| s.v = dense([5, 2, 4, 64])), "Mismatch", "v has batch 5 but 6 is needed"),
         (changed(|s| s.k = dense([6, 2, 4, 32])), "Mismatch", "k has dim 32 but 64 is needed"),
@@ -48,8 +48,8 @@ pub(super) fn wrong_pages() -> Vec<Row> {
         (changed(|s| s.pages = Some(Pages { row_stride: usize::MAX, ..Pages::new(3) })), "TableTooLarge", "2 rows of 3 numbers"),
         (bind(Spec { pages: None, ..paged(&packed) }, &packed), "QueriesWithoutPages", "need a page table"),
         (bind(paged(&packed), &packed), "RaggedBatch", "q has batch 2"),
-        (bind(paged(&good), &unpaged), "OtherTable", "has 3 pages for each sequence but the call brings no page table"),
-        (bind(paged(&good), &narrow), "OtherTable", "the call brings 1 pages"),
+        (bind(paged(&good), &unpaged), "OtherTable", "has 3 pages for each sequence but the call passes no page table"),
+        (bind(paged(&good), &narrow), "OtherTable", "the call passes 1 pages"),
         (bound(Lengths::keys([9, 0]), &[0; 5]), "TableLength", "holds 5 numbers but there are 2 sequences of 3 pages"),
         (bound(Lengths::keys([9, 0, 0]), &[0; 6]), "LengthCount", "3 used lengths for k but a batch of 2"),
         (bound(Lengths::keys([9, 13]), &[0; 6]), "LengthTooLong", "uses 13 rows of k, which has 12"),

@@ -41,7 +41,7 @@ struct Memory<'a, E> {
     bounds: [&'a mut [f32]; 2],
     /// What is added to scores, as the tile's rows lie, if anything.
     bias: &'a mut [f32],
-    /// What hashes of the tile's rows begin with, where weights are left out.
+    /// What hashes of the tile's rows begin with, where weights are dropped.
     words: RowWords<'a>,
 }
 

@@ -1,4 +1,4 @@
-//! Which weights of a block are left out: the hash of each one's place, vector by vector.
+//! Which weights of a block are dropped: the hash of each one's place, vector by vector.
 //!
 //! Vectors of prefill run along the rows of a tile, those of decode and of gradients along the keys. [`Simd::kept`] serves
 //! both: it is given what the hash of each lane begins with. Called by the kernels that make weights.
@@ -47,7 +47,7 @@ pub(crate) struct BlockDropout<'a> {
     words: [&'a [u32]; 2],
     /// The number of the block's first key.
     key: u32,
-    /// Weights with a hash below it are left out.
+    /// Weights with a hash below it are dropped.
     threshold: u32,
     /// What the others are multiplied by in the end.
     pub(crate) factor: f32,

@@ -49,7 +49,7 @@ pub(crate) struct PairBlock<'a> {
     pub(crate) logits: Logits,
     /// First visible key and one past the last for each row, relative to the block, where some are hidden.
     pub(crate) bounds: Option<[&'a [f32]; 2]>,
-    /// Weights that are left out once they are summed, if any are.
+    /// Weights that are dropped once they are summed, if any are.
     pub(crate) dropout: Option<BlockDropout<'a>>,
     /// Space for `[key][row]`.
     pub(crate) scores: &'a mut [f32],

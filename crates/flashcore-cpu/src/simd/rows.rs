@@ -101,7 +101,7 @@ pub(crate) struct RowBlock<'a, T, P> {
     pub(crate) logits: Logits,
     /// What is added to scores, `[row][BLOCK]`.
     pub(crate) bias: Option<&'a [f32]>,
-    /// Weights that are left out once they are summed, if any are.
+    /// Weights that are dropped once they are summed, if any are.
     pub(crate) dropout: Option<BlockDropout<'a>>,
     /// Visible keys of each row, relative to the block.
     pub(crate) visible: &'a [[usize; 2]],

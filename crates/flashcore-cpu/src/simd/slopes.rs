@@ -27,7 +27,7 @@ pub(crate) struct RowFacts<'a> {
     pub(crate) bounds: Option<[&'a [f32]; 2]>,
     /// What is added to scores, and the numbers from one row's to the next one's, if anything.
     pub(crate) bias: Option<(&'a [f32], usize)>,
-    /// Weights that are left out, if any are.
+    /// Weights that are dropped, if any are.
     pub(crate) dropout: Option<BlockDropout<'a>>,
     /// Factor on the dot products.
     pub(crate) scale: f32,

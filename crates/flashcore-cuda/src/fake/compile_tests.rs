@@ -53,7 +53,7 @@ fn what_the_driver_does_not_load_it_compiles_itself() {
     fake.fail("cuModuleLoadData", NO_BINARY_FOR_GPU);
     let (_, cubin) = load(&compiler).unwrap();
     assert_eq!((cubin.route(), cubin.bytes()), (Route::Jit, JIT_IMAGE));
-    assert!(cubin.notes().iter().any(|note| note.contains("does not load")), "{:?}", cubin.notes());
+    assert!(cubin.notes().iter().any(|note| note.contains("rejected the output")), "{:?}", cubin.notes());
     fake.fail("cuModuleLoadData", NO_BINARY_FOR_GPU);
     let error = load(&Compiler { ptxas: None, ..compiler }).unwrap_err().to_string();
     assert!(error.contains("209") || error.contains("NO_BINARY"), "{error}");

@@ -3,7 +3,7 @@
 use super::{Fake, world};
 use crate::{
     error::Error,
-    launch::{Prepared, launch_all_with},
+    launch::{Prepared, launch_all, launch_all_with},
     stream::Stream,
 };
 use flashcore_ptx::launch::{Param, Slot, Workspace};
@@ -46,6 +46,23 @@ fn launches_of_one_stream_share_and_of_two_do_not() {
     assert_ne!(first[0], first[1]);
     let zeroed: Vec<u64> = world(|world| world.zeroed.iter().map(|(to, _)| *to).collect());
     assert_eq!(zeroed, [first[0], other[0]], "zeroed once each, and only where asked for");
+}
+
+#[test]
+fn what_a_refused_launch_leaves_counts_as_dirty() {
+    let fake = Fake::new();
+    let plan = [0, 1].map(|_| with_workspace(&fake, &[(4, ZEROED), (4096, false)]));
+    let stream = Stream::new(fake.device).unwrap();
+    let before = used(&fake, &plan[0], stream.raw());
+    // The first launch of two is taken, the second is not.
+    world(|world| world.failures = vec![("cuLaunchKernelEx", 0), ("cuLaunchKernelEx", 1)]);
+    // SAFETY: the fake driver touches no memory.
+    let refused = unsafe { launch_all(&plan, stream.raw(), &[]) };
+    assert!(refused.is_err());
+    let after = used(&fake, &plan[0], stream.raw());
+    assert_ne!(after[0], before[0], "a block that nobody has cleaned up must not pass for zeros");
+    assert_eq!(world(|world| world.zeroed.last().map(|(to, _)| *to)), Some(after[0]));
+    assert_eq!(used(&fake, &plan[0], stream.raw()), after);
 }
 
 #[test]

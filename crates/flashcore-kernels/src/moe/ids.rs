@@ -14,6 +14,7 @@ pub(super) struct IdArgument {
     /// The first expert here, and how many there are.
     first: Reg<U32>,
     pub(super) experts: Reg<U32>,
+    fresh: bool,
 }
 
 impl IdArgument {
@@ -24,7 +25,13 @@ impl IdArgument {
             source,
             first: params.u32(b, "first_expert", |layer| layer.problem.shard().first as u32),
             experts: params.u32(b, "experts", |layer| layer.problem.experts() as u32),
+            fresh: false,
         }
+    }
+
+    /// The same, read before the kernel waits for its predecessor.
+    pub(super) const fn read_early(self) -> Self {
+        Self { fresh: true, ..self }
     }
 
     /// The expert of an entry, counted among those here; [`NONE`] where it is elsewhere or `there` does not hold.
@@ -35,9 +42,11 @@ impl IdArgument {
         let scope = if there.is_some() { Scope::Lane } else { entry.scope() };
         let low = b.var_in(scope, NONE);
         let high = b.var_in::<U32>(scope, 0);
-        let read = |b: &mut Builder| match wide {
-            true => b.load_global_into([low, high], at),
-            false => b.load_global_into([low], at),
+        let read = |b: &mut Builder| match (wide, self.fresh) {
+            (true, false) => b.load_global_into([low, high], at),
+            (true, true) => b.load_global_fresh_into([low, high], at),
+            (false, false) => b.load_global_into([low], at),
+            (false, true) => b.load_global_fresh_into([low], at),
         };
         match there {
             Some(there) => b.predicated(there, read),

@@ -25,7 +25,7 @@ const ROWS: usize = MMA_M as usize;
 pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Access) -> Result<Half, String> {
     let most = most_short_rows(problem);
     if rows(problem) > most {
-        return Err(format!("it takes {most} queries × heads that share a key head, not {}", rows(problem)));
+        return Err(format!("it takes up to {most} queries × heads per key head, not {}", rows(problem)));
     }
     accept_rows_apart(problem, input, gpu, access)
 }
@@ -39,10 +39,10 @@ pub(super) fn accept_rows_apart(
 ) -> Result<Half, String> {
     let no = |reason: &str| Err(reason.to_owned());
     if gpu.capability < (8, 0) {
-        return no("it runs from compute capability 8.0 on");
+        return no("it needs compute capability 8.0 or later");
     }
     let Some(half) = input.half() else {
-        return Err(format!("it multiplies f16 and bf16, not {}", input.name()));
+        return Err(format!("it supports f16 and bf16, not {}", input.name()));
     };
     let dims = [problem.dim_qk(), problem.dim_v()];
     // Copies move 16 bytes.
@@ -54,21 +54,21 @@ pub(super) fn accept_rows_apart(
         return no("its copies need addresses and strides at multiples of 16 bytes");
     }
     if problem.bias().is_some() {
-        return no("it adds nothing to scores");
+        return no("it does not support biases");
     }
     if problem.dropout().is_some() {
-        return no("it leaves out no weights");
+        return no("it does not support dropout");
     }
     if problem.accumulate() {
-        return no("it overwrites its output");
+        return no("it does not accumulate into its output");
     }
     if problem.sequences().max(problem.heads_kv()) > MOST_NUMBERED {
-        return Err(format!("its grid numbers up to {MOST_NUMBERED} sequences and heads"));
+        return Err(format!("its grid covers up to {MOST_NUMBERED} sequences and heads"));
     }
     let some =
         if problem.batch_invariant() { fixed(problem, gpu).is_some() } else { find(problem, gpu).is_some() };
     if !some {
-        return no("none of its tiles fits in shared memory");
+        return no("none of its tiles fit in shared memory");
     }
     Ok(half)
 }
@@ -83,7 +83,7 @@ pub(super) fn shape_for(problem: &Problem, gpu: &Gpu, rows: usize) -> (Shape, &'
     let blocks = rows.div_ceil(ROWS).max(1) as u32;
     if let (true, Some(shape)) = (problem.batch_invariant(), fixed(problem, gpu)) {
         let why =
-            "few queries, cut at fixed keys: each warp streams keys of its own, and starts anew at every cut";
+            "few queries, split at fixed keys: each warp streams its own keys and restarts at every split";
         return (with_stages(problem, gpu, Shape { blocks, ..shape }), why);
     }
     let table = table(problem);
@@ -138,17 +138,20 @@ pub(super) fn others(problem: &Problem, gpu: &Gpu, shape: Shape) -> Vec<(Shape, 
     let mut found = Vec::new();
     for cut in wide.into_iter().chain([shape]) {
         let mut add = |order, why| found.push((Shape { order, ..cut }, why));
-        add(Order::Grid, "few queries: each CTA has its share of a row's keys");
+        add(Order::Grid, "few queries: the keys of a row are split between CTAs");
         let narrow_enough = problem.pages().is_none() || cut == shape;
         if narrow_enough && problem.sequences() <= MOST_SEQUENCES as usize {
-            add(Order::Even, "few queries: all CTAs have as many keys as all others");
+            add(Order::Even, "few queries: keys are split so that all CTAs have equal work");
         }
         let turns = problem.longest_kv().div_ceil((cut.warps * cut.tile_n) as usize);
         for parts in [2, 4, 8].into_iter().filter(|&parts| turns >= parts as usize) {
             let order = Order::Cluster { parts };
             // Where there are more than fit at once, others wait for all CTAs of a cluster.
             if row_tiles(problem) * parts as usize <= room(order, gpu.sms) as usize {
-                add(order, "few queries: the CTAs of a cluster share a row and meet in shared memory");
+                add(
+                    order,
+                    "few queries: the CTAs of a cluster split a row's keys and merge in shared memory",
+                );
             }
         }
     }
@@ -265,27 +268,27 @@ const TABLE: &[Row] = &[
     Row {
         dim: 64,
         shape: tile([4, 32, 3], 2),
-        why: "few queries: each warp streams keys of its own, 192 KiB of them under way on an SM",
+        why: "few queries: each warp streams its own keys, 192 KiB in flight per SM",
     },
     Row {
         dim: 64,
         shape: tile([4, 16, 2], 2),
-        why: "few queries: as many keys under way as shared memory holds",
+        why: "few queries: as many keys in flight as shared memory holds",
     },
     Row {
         dim: 128,
         shape: tile([4, 16, 3], 2),
-        why: "few queries: each warp streams keys of its own, 192 KiB of them under way on an SM",
+        why: "few queries: each warp streams its own keys, 192 KiB in flight per SM",
     },
     Row {
         dim: 128,
         shape: tile([4, 16, 2], 2),
-        why: "few queries: as many keys under way as shared memory holds",
+        why: "few queries: as many keys in flight as shared memory holds",
     },
     Row {
         dim: 128,
         shape: tile([4, 16, 2], 1),
-        why: "few queries: as many keys under way as shared memory holds",
+        why: "few queries: as many keys in flight as shared memory holds",
     },
     Row {
         dim: 256,
@@ -295,12 +298,12 @@ const TABLE: &[Row] = &[
     Row {
         dim: 256,
         shape: Shape { q_in_registers: false, ..tile([4, 16, 2], 1) },
-        why: "few queries: as many keys under way as shared memory holds",
+        why: "few queries: as many keys in flight as shared memory holds",
     },
     Row {
         dim: 256,
         shape: Shape { q_in_registers: false, ..tile([2, 16, 2], 1) },
-        why: "few queries: as many keys under way as little shared memory holds",
+        why: "few queries: as many keys in flight as a small shared memory holds",
     },
 ];
 
@@ -309,32 +312,32 @@ const NARROW: &[Row] = &[
     Row {
         dim: 64,
         shape: tile([4, 32, 6], 2),
-        why: "few queries over 8 bits: each warp streams keys of its own, 192 KiB of them under way on an SM",
+        why: "few queries over 8 bits: each warp streams its own keys, 192 KiB in flight per SM",
     },
     Row {
         dim: 64,
         shape: tile([4, 32, 4], 2),
-        why: "few queries over 8 bits: as many keys under way as shared memory holds",
+        why: "few queries over 8 bits: as many keys in flight as shared memory holds",
     },
     Row {
         dim: 64,
         shape: tile([4, 32, 2], 2),
-        why: "few queries over 8 bits: as many keys under way as little shared memory holds",
+        why: "few queries over 8 bits: as many keys in flight as a small shared memory holds",
     },
     Row {
         dim: 128,
         shape: tile([4, 32, 3], 2),
-        why: "few queries over 8 bits: each warp streams keys of its own, 192 KiB of them under way on an SM",
+        why: "few queries over 8 bits: each warp streams its own keys, 192 KiB in flight per SM",
     },
     Row {
         dim: 128,
         shape: tile([4, 32, 2], 2),
-        why: "few queries over 8 bits: as many keys under way as shared memory holds",
+        why: "few queries over 8 bits: as many keys in flight as shared memory holds",
     },
     Row {
         dim: 128,
         shape: tile([4, 32, 2], 1),
-        why: "few queries over 8 bits: as many keys under way as little shared memory holds",
+        why: "few queries over 8 bits: as many keys in flight as a small shared memory holds",
     },
     Row {
         dim: 256,
@@ -344,12 +347,12 @@ const NARROW: &[Row] = &[
     Row {
         dim: 256,
         shape: Shape { q_in_registers: false, ..tile([4, 32, 2], 1) },
-        why: "few queries over 8 bits: as many keys under way as shared memory holds",
+        why: "few queries over 8 bits: as many keys in flight as shared memory holds",
     },
     Row {
         dim: 256,
         shape: Shape { q_in_registers: false, ..tile([2, 32, 2], 1) },
-        why: "few queries over 8 bits: as many keys under way as little shared memory holds",
+        why: "few queries over 8 bits: as many keys in flight as a small shared memory holds",
     },
 ];
 

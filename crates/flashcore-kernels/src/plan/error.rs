@@ -21,15 +21,17 @@ pub enum PlanError {
     },
     /// The tensor cores of an old GPU do not know the element type.
     #[error(
-        "a GPU of compute capability 7.5 multiplies f16, not {0}; convert the tensors or use the CPU backend"
+        "a GPU of compute capability 7.5 supports f16, not {0}; convert the tensors or use the CPU backend"
     )]
     Turing(DType),
     /// The element type has no kernel.
-    #[error("GPU kernels take f16, bf16, f32 and e4m3, not {0}; convert the tensors or use the CPU backend")]
+    #[error(
+        "GPU kernels support f16, bf16, f32 and e4m3, not {0}; convert the tensors or use the CPU backend"
+    )]
     DType(DType),
     /// 8-bit tensors that the one kernel for them does not take.
     #[error(
-        "GPU kernels do not take these 8-bit tensors: {reason}; convert them to f16 or use the CPU backend"
+        "GPU kernels do not support these 8-bit tensors: {reason}; convert them to f16 or use the CPU backend"
     )]
     Narrow {
         /// Why not.
@@ -37,7 +39,7 @@ pub enum PlanError {
     },
     /// The features of a head do not fit the kernels.
     #[error(
-        "GPU kernels take head dims up to {MOST_KEY_FEATURES} (q, k) and {MOST_FEATURES} (v), not {qk} and {v}; \
+        "GPU kernels support head dims up to {MOST_KEY_FEATURES} (q, k) and {MOST_FEATURES} (v), not {qk} and {v}; \
          use the CPU backend"
     )]
     HeadDim {
@@ -48,7 +50,7 @@ pub enum PlanError {
     },
     /// A sequence is too long.
     #[error(
-        "GPU kernels take sequences up to {max} rows, not {given}; split the problem or use the CPU backend"
+        "GPU kernels support sequences of up to {max} rows, not {given}; split the problem or use the CPU backend"
     )]
     Sequence {
         /// Rows of the longest tensor.
@@ -57,13 +59,13 @@ pub enum PlanError {
         max: usize,
     },
     /// Grouped products that kernels do not take.
-    #[error("grouped products on a GPU do not take {0}, or use the cpu backend")]
+    #[error("grouped products on a GPU do not support {0}, or use the cpu backend")]
     Grouped(&'static str),
     /// Experts that kernels do not take.
-    #[error("GPU kernels do not take experts with {0}; use the CPU backend")]
+    #[error("GPU kernels do not support experts with {0}; use the CPU backend")]
     Experts(&'static str),
     /// Too many tiles for one launch.
-    #[error("the problem has more row tiles than one launch can number; split it along the batch")]
+    #[error("the problem has more row tiles than one launch can index; split it along the batch")]
     Tiles,
     /// Gradients of f32 tensors.
     #[error(
@@ -82,10 +84,10 @@ pub enum PlanError {
         dtype: DType,
     },
     /// A kind of lengths that kernels do not know.
-    #[error("GPU kernels do not know this kind of sequence lengths; use the CPU backend")]
+    #[error("GPU kernels do not support this kind of sequence lengths; use the CPU backend")]
     Lengths,
     /// The kernel that was asked for does not take the problem.
-    #[error("{reason}; the kernels are {names}: name another, or none to let the plan choose", names = Family::names())]
+    #[error("{reason}; the kernels are {names}: name another, or omit the name to let the plan choose", names = Family::names())]
     Kernel {
         /// The kernel, and why.
         reason: String,

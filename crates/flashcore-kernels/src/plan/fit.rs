@@ -49,7 +49,7 @@ pub enum Misfit {
     #[error(transparent)]
     Problem(#[from] PlanError),
     /// Too much shared memory.
-    #[error("it needs {bytes} bytes of shared memory, but there are {most}")]
+    #[error("it needs {bytes} bytes of shared memory, but only {most} are available")]
     SharedMemory {
         /// Bytes for all CTAs of a multiprocessor.
         bytes: u64,
@@ -57,7 +57,7 @@ pub enum Misfit {
         most: u64,
     },
     /// Too many registers.
-    #[error("a thread needs about {needed} registers, but has {most}")]
+    #[error("a thread needs about {needed} registers, but has only {most}")]
     Registers {
         /// Values that are alive at once.
         needed: u32,
@@ -65,7 +65,7 @@ pub enum Misfit {
         most: u32,
     },
     /// Too many CTAs for one launch.
-    #[error("{ctas} CTAs are more than one launch can number")]
+    #[error("{ctas} CTAs are more than one launch can index")]
     Grid {
         /// CTAs.
         ctas: u64,
@@ -155,7 +155,7 @@ fn check_experts_hopper(shape: &moe::product_sm90::Shape) -> Result<(), Misfit> 
         return check_rules(&[
             ("rows", shape.rows, unit_of_powers(shape.rows), 16..=64, "16, 32, 64 or 128"),
             ("tile_n", shape.tile_n, 128, 128..=most, "128 past few rows, or 256 past up to 32"),
-            ("turns and pair", others, 1, 0..=0, "neither past few rows"),
+            ("turns and pair", others, 1, 0..=0, "neither, past few rows"),
             ("stages", shape.stages, 1, 3..=8, "3 to 8"),
         ]);
     }
@@ -197,12 +197,12 @@ fn check_decode_for(problem: &Problem, gpu: &Gpu, shape: &few_queries::Shape) ->
         check_rules(&[("parts", parts, unit_of_powers(parts), 2..=8, "2, 4 or 8")])?;
     }
     if problem.batch_invariant() && !few_queries::SPAN.is_multiple_of(shape.warps * shape.tile_n) {
-        let reason = format!("keys are cut every {}, at ends of turns", few_queries::SPAN);
+        let reason = format!("keys are split every {}, at ends of turns", few_queries::SPAN);
         return Err(Misfit::Kernel { kernel: "decode", reason });
     }
     let newer = shape.copies == Copies::Tensor || matches!(shape.order, Order::Cluster { .. });
     if newer && gpu.capability < (9, 0) {
-        let reason = "tensor copies and clusters are there from compute capability 9.0 on".to_owned();
+        let reason = "tensor copies and clusters need compute capability 9.0 or later".to_owned();
         return Err(Misfit::Kernel { kernel: "decode", reason });
     }
     if shape.copies == Copies::Tensor && problem.kv_dtype().is_narrow() {
@@ -280,7 +280,7 @@ pub fn plan_tile(problem: &Problem, gpu: &Gpu, alignment: u64, tile: Tile) -> Re
     let access = access(problem, alignment);
     let kernel = match tile {
         Tile::Sm80(_) if input.bytes() == 1 => {
-            let reason = "it multiplies 16 bits and more".to_owned();
+            let reason = "it needs elements of 16 bits or more".to_owned();
             return Err(Misfit::Kernel { kernel: "forward_sm80", reason });
         }
         Tile::Sm80(shape) => {
@@ -301,7 +301,7 @@ pub fn plan_tile(problem: &Problem, gpu: &Gpu, alignment: u64, tile: Tile) -> Re
                 return Err(Misfit::Kernel { kernel: "forward_sm90", reason });
             }
             if hopper::is_packed(problem) && matches!(shape.order, TileOrder::Single { .. }) {
-                let reason = "packed sequences have as many tiles as the device finds".to_owned();
+                let reason = "the device decides how many tiles packed sequences have".to_owned();
                 return Err(Misfit::Kernel { kernel: "forward_sm90", reason });
             }
             check_rules(&[(
@@ -314,7 +314,7 @@ pub fn plan_tile(problem: &Problem, gpu: &Gpu, alignment: u64, tile: Tile) -> Re
             hopper_config(problem, input, shape)?
         }
         other => {
-            let reason = "it computes no attention".to_owned();
+            let reason = "it does not compute attention".to_owned();
             return Err(Misfit::Kernel { kernel: other.family(), reason });
         }
     };

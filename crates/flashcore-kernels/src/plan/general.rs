@@ -98,7 +98,7 @@ const TABLE: &[Row] = &[
         dim: 64,
         queries: ANY,
         shape: with_q(shape_of([4, 2], [128, 64], 2)),
-        why: "32 rows per warp use each key fragment twice; Q stays in registers; two CTAs hide each other's waits",
+        why: "32 rows per warp use each key fragment twice; Q stays in registers; two CTAs hide each other's latency",
     },
     Row {
         dim: 64,
@@ -134,7 +134,7 @@ const TABLE: &[Row] = &[
         dim: 128,
         queries: ANY,
         shape: with_q(shape_of([4, 1], [32, 32], 2)),
-        why: "64 rows, so that two CTAs fit in little shared memory",
+        why: "64 rows, so that two CTAs fit in a small shared memory",
     },
     Row {
         dim: 128,
@@ -158,7 +158,7 @@ const TABLE: &[Row] = &[
         dim: 256,
         queries: ANY,
         shape: shape_of([4, 1], [32, 32], 1),
-        why: "64 rows and 32 keys are what little shared memory holds",
+        why: "64 rows and 32 keys are what a small shared memory holds",
     },
     Row {
         dim: 256,
@@ -194,6 +194,6 @@ const TABLE: &[Row] = &[
         dim: MOST_KEY_FEATURES,
         queries: ANY,
         shape: shape_of([2, 1], [16, 16], 1),
-        why: "wide rows: queries of two warps are what little shared memory holds",
+        why: "wide rows: queries of two warps are what a small shared memory holds",
     },
 ];

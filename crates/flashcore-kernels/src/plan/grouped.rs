@@ -50,11 +50,10 @@ pub fn plan_grouped_tile(
 ) -> Result<Plan, Misfit> {
     Tile::Grouped(Some(cut)).check()?;
     if matches!(cut, Cut::Sm90(_)) && !takes_hopper(&Work::new(problem, LINE), gpu) {
-        let reason =
-            "the kernel for Hopper is for compute capability 9.0 and products with some depth".to_owned();
+        let reason = "the Hopper kernel needs compute capability 9.0 and a depth above 0".to_owned();
         return Err(Misfit::Kernel { kernel: "grouped", reason });
     }
-    Ok(plan_with(problem, gpu, alignment, (cut, "tiles as asked for"))?)
+    Ok(plan_with(problem, gpu, alignment, (cut, "tiles as requested"))?)
 }
 
 fn plan_with(

@@ -20,10 +20,10 @@ pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Acces
         ));
     }
     if !matches!(input, Element::F16 | Element::Bf16 | Element::E4m3) {
-        return Err(format!("it multiplies f16, bf16 and e4m3, not {}", input.name()));
+        return Err(format!("it supports f16, bf16 and e4m3, not {}", input.name()));
     }
     if problem.kv_dtype() != problem.dtype() {
-        return no("its products take keys and values of the queries' type");
+        return no("it needs keys and values of the queries' type");
     }
     let dims = [problem.dim_qk(), problem.dim_v()];
     if input == Element::E4m3 && dims.into_iter().any(|dim| !dim.is_multiple_of(16) || dim > MOST_FEATURES) {
@@ -39,13 +39,13 @@ pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Acces
         narrow::check_blocks(problem, [q, k])?;
     }
     if problem.bias().is_some() {
-        return no("it adds nothing to scores");
+        return no("it does not support biases");
     }
     if problem.dropout().is_some() {
-        return no("it leaves out no weights");
+        return no("it does not support dropout");
     }
     if input == Element::E4m3 && (problem.pages().is_some() || is_packed(problem)) {
-        return no("values of 8 bits are turned where they lie, which is not in pages and not packed");
+        return no("it does not support 8-bit values in pages or packed sequences");
     }
     if let Some(size) = problem.page_size().filter(|size| !size.is_multiple_of(PAGE)) {
         return Err(format!("it copies pages of a multiple of {PAGE} keys, not of {size}"));
@@ -135,7 +135,7 @@ fn tile_of(problem: &Problem, gpu: &Gpu) -> (Shape, &'static str) {
     if let Some(brief) = row.brief {
         let brief = Shape { order, ..brief };
         if !many {
-            return (brief, "few tiles on each SM: short steps begin and end sooner");
+            return (brief, "few tiles on each SM: short steps start and end sooner");
         }
         if has_near_edges(problem) {
             return (brief, "rows see few keys: short steps waste less at the edges of the mask");
@@ -225,12 +225,12 @@ fn few_tiles(problem: &Problem, gpu: &Gpu) -> Option<(Shape, &'static str)> {
         0..=64 if pairs_up(problem, gpu) => {
             let shape =
                 Shape { consumers: 2, budget: Some(TWO_CONSUMERS), ctas_per_sm: 1, ..few(dim, STEP, 1) };
-            Some((shape, "few tiles of many keys: two share a CTA, whose consumers multiply in turn"))
+            Some((shape, "few tiles of many keys: two share a CTA, whose consumers alternate"))
         }
         0..=64 if tiles <= 2 * sms => {
             // Two CTAs on an SM have no registers to spare.
             let step = if optioned(problem) { 96 } else { STEP };
-            Some((few(dim, step, 1), "few tiles: two CTAs hide each other's waits"))
+            Some((few(dim, step, 1), "few tiles: two CTAs hide each other's latency"))
         }
         65..=128 if tiles <= sms => {
             // Half a step at a time: the first product starts sooner, and the last tile wastes less.
@@ -259,7 +259,7 @@ fn short_sequences(problem: &Problem, gpu: &Gpu) -> Option<(Shape, &'static str)
         return None;
     }
     let shape = Shape { order: Order::Atomic, ..few(dim, STEP / 2, 1) };
-    Some((shape, "short sequences: tiles of 64 rows waste less, and two CTAs hide each other's waits"))
+    Some((shape, "short sequences: tiles of 64 rows waste less, and two CTAs hide each other's latency"))
 }
 
 /// Whether two tiles get a CTA together: where nearly every SM has two, and keys enough that reading them once counts.

@@ -35,7 +35,7 @@ pub(super) fn plan(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Optio
         short.share = Share::Short;
     }
     let launches = [long, short].map(|kernel| Plan::launch(kernel, problem, gpu));
-    let why = "prompts by a kernel for many queries, other sequences by one for few; each finds its own on the device";
+    let why = "prompts go to a kernel for many queries, other sequences to one for few; each finds its own on the device";
     Ok(Some(Plan { passed_over: many.passed_over, ..Plan::of(launches.to_vec(), gpu, why) }))
 }
 

@@ -52,14 +52,16 @@ pub fn plan_moe_tiles(
         return refused("both products share their rows");
     }
     if cuts.iter().any(|cut| matches!(cut, Cut::Sm90(_))) && !takes_hopper(problem, gpu) {
-        return refused("kernels for Hopper take rows of weights, 128 deep or more, and two tokens or more");
+        return refused(
+            "kernels for Hopper take contiguous rows of weights, 128 deep or more, and two tokens or more",
+        );
     }
     let thin = |cut: &Cut| matches!(cut, Cut::General(shape) if shape.lines > 1 || shape.tile_n < DEPTH);
     let rows = problem.gate_up().is_row_major() && problem.down().is_row_major();
     if cuts.iter().any(thin) && !rows {
         return refused("several lines of a row, and few features, are for rows of weights");
     }
-    Ok(plan_with(problem, gpu, alignment, (cuts, "tiles as asked for"))?)
+    Ok(plan_with(problem, gpu, alignment, (cuts, "tiles as requested"))?)
 }
 
 fn plan_with(

@@ -16,7 +16,7 @@ pub(super) const TABLE: &[Row] = &[
         dim: 64,
         queries: ANY,
         shape: shape_of([4, 2], [64, 16], 2),
-        why: "32 rows per warp use each split key twice, which leaves registers for 16 keys; two CTAs hide each other's waits",
+        why: "32 rows per warp use each split key twice, which leaves registers for 16 keys; two CTAs hide each other's latency",
     },
     Row {
         dim: 64,
@@ -28,13 +28,13 @@ pub(super) const TABLE: &[Row] = &[
         dim: 64,
         queries: ANY,
         shape: shape_of([4, 1], [32, 32], 2),
-        why: "64 rows, so that two CTAs fit in little shared memory",
+        why: "64 rows, so that two CTAs fit in a small shared memory",
     },
     Row {
         dim: 128,
         queries: ANY,
         shape: shape_of([4, 1], [32, 32], 2),
-        why: "16 rows per warp leave registers for probabilities in two parts; two CTAs hide each other's waits",
+        why: "16 rows per warp leave registers for probabilities in two parts; two CTAs hide each other's latency",
     },
     Row {
         dim: 128,
@@ -46,7 +46,7 @@ pub(super) const TABLE: &[Row] = &[
         dim: 128,
         queries: ANY,
         shape: shape_of([4, 1], [32, 32], 1),
-        why: "64 rows and 32 keys are what little shared memory holds",
+        why: "64 rows and 32 keys are what a small shared memory holds",
     },
     Row {
         dim: 256,
@@ -64,6 +64,6 @@ pub(super) const TABLE: &[Row] = &[
         dim: 256,
         queries: ANY,
         shape: shape_of([2, 1], [16, 16], 1),
-        why: "32 rows and 16 keys are what little shared memory holds",
+        why: "32 rows and 16 keys are what a small shared memory holds",
     },
 ];

@@ -47,7 +47,7 @@ pub enum TableError {
     #[error("cannot read it: {0}")]
     Io(#[from] std::io::Error),
     /// Too large.
-    #[error("larger than {} KiB, which no table is", MOST_BYTES >> 10)]
+    #[error("larger than {} KiB, the limit for a table", MOST_BYTES >> 10)]
     Size,
     /// Not the expected JSON.
     #[error("damaged or not a table ({0})")]
@@ -137,7 +137,7 @@ impl Table {
         let row = self.rows.get(&key(problem, gpu)?)?;
         let plan = plan_tile(problem, gpu, alignment, row.tile).ok()?;
         plan.check_build(problem).ok()?;
-        let why = "measured to be faster than what the rules choose";
+        let why = "measured to be faster than the rules' choice";
         Some(Plan { why, row: Some(format!("a row of the table: {}", row.evidence)), ..plan })
     }
 }

@@ -82,11 +82,11 @@ fn special_kernels_say_that_they_leave_out_nothing() {
     };
     for (family, queries) in [(Family::Sm90, 300), (Family::Decode, 1)] {
         let refused = Choice::Kernel(family).plan(&problem(queries), &Gpu::HOPPER, 16).unwrap_err();
-        let wanted = format!("{family}: it leaves out no weights");
+        let wanted = format!("{family}: it does not support dropout");
         assert!(refused.to_string().contains(&wanted), "{refused}");
     }
     let chosen = plan(&problem(300), &Gpu::HOPPER, 16).unwrap();
-    assert_eq!(chosen.passed_over(), ["forward_sm90: it leaves out no weights"]);
+    assert_eq!(chosen.passed_over(), ["forward_sm90: it does not support dropout"]);
 }
 
 /// Every case with dropout, forward and gradients, in every type that a GPU's kernels take, under hostile schedules.

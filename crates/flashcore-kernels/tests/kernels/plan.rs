@@ -245,9 +245,9 @@ fn masks_that_show_few_keys_get_short_steps() {
 fn pairs_of_tiles_share_a_cta() {
     let (pair, one) = ("fc_forward_sm_90a_f16_d64v64_g2n128s2q1", "fc_forward_sm_90a_f16_d64v64_g1n");
     for ([heads, seq], mask, softcap, name, why) in [
-        ([4, 2048], Mask::NONE, None, pair, "multiply in turn"),
-        ([8, 1000], Mask::NONE, None, pair, "multiply in turn"),
-        ([7, 1024], Mask::NONE, None, pair, "multiply in turn"),
+        ([4, 2048], Mask::NONE, None, pair, "alternate"),
+        ([8, 1000], Mask::NONE, None, pair, "alternate"),
+        ([7, 1024], Mask::NONE, None, pair, "alternate"),
         ([6, 1024], Mask::NONE, None, one, "two CTAs"),
         ([16, 512], Mask::NONE, None, one, "two CTAs"),
         ([4, 2048], Mask::CAUSAL, None, one, "two CTAs"),
@@ -281,7 +281,7 @@ fn what_is_unsupported_says_what_is_supported() {
 #[test]
 fn f32_tensors_have_tiles_everywhere() {
     let single = |dim| spec(DType::F32, [4, 2, 300, 300], dim).parse().unwrap();
-    let not_hopper = "not forward_sm90: it multiplies f16, bf16 and e4m3, not f32";
+    let not_hopper = "not forward_sm90: it supports f16, bf16 and e4m3, not f32";
     check(&single(128), Gpu::HOPPER, 16, "fc_forward_sm_90_f32_d128v128_w4x1n32x32s2c2_full", not_hopper);
     let gpus =
         [Gpu::AMPERE, consumer((8, 6)), consumer((8, 9)), consumer((12, 0)), Gpu::BLACKWELL, Gpu::HOPPER];
@@ -295,7 +295,7 @@ fn f32_tensors_have_tiles_everywhere() {
         consumer((8, 6)),
         16,
         "fc_forward_sm_86_f32_d256v256_w2x1n16x16",
-        "little shared memory",
+        "a small shared memory",
     );
 }
 
@@ -427,7 +427,7 @@ fn a_kernel_can_be_named() {
     let wanted = "forward_sm90: it runs on compute capability 9.0, not 8.6; the kernels are decode, forward_sm90, forward_sm80";
     assert!(refusal.starts_with(wanted), "{refusal}");
     let refusal = named("decode", &Gpu::HOPPER).unwrap_err().to_string();
-    assert!(refusal.starts_with("decode: it takes 32 queries"), "{refusal}");
+    assert!(refusal.starts_with("decode: it takes up to 32 queries"), "{refusal}");
     let unknown = "forward_sm42".parse::<Family>().unwrap_err().to_string();
     assert_eq!(
         unknown,

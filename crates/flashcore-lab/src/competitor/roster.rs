@@ -83,7 +83,7 @@ impl Roster {
     pub fn add_fa3(&self, folder: &Path) -> Result<(), LabError> {
         let unavailable = |reason: String| LabError::Unavailable { competitor: fa3::NAME.to_owned(), reason };
         if self.ours.place() != Place::Gpu {
-            return Err(unavailable("it computes on a GPU, and ours on the CPU".to_owned()));
+            return Err(unavailable("it runs on a GPU, but ours on the CPU".to_owned()));
         }
         let library = fa3::Library::find(folder)?;
         self.torch().map_err(|error| unavailable(error.to_string()))?.load_fa3(&library)
@@ -137,7 +137,7 @@ impl Roster {
         let missing = || {
             let there = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
             let note = self.note().map_or(String::new(), |note| format!("; {note}"));
-            let reason = format!("no such peer; there are: {there}{note}");
+            let reason = format!("unknown peer; available: {there}{note}");
             LabError::Unavailable { competitor: name.to_owned(), reason }
         };
         peers.into_iter().find(|one| one.name() == name).ok_or_else(missing)

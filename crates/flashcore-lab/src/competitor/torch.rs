@@ -75,7 +75,7 @@ impl Peer {
     /// Sends a request on behalf of `competitor` and waits for the answer.
     fn ask<T: DeserializeOwned>(&mut self, competitor: &str, request: &Value) -> Result<T, LabError> {
         let failed = |reason: String| LabError::Failed { competitor: competitor.to_owned(), reason };
-        let pipe = self.process.stdin.as_mut().ok_or_else(|| failed("its process is gone".to_owned()))?;
+        let pipe = self.process.stdin.as_mut().ok_or_else(|| failed("its process has exited".to_owned()))?;
         let sent = writeln!(pipe, "{request}").and_then(|()| pipe.flush());
         sent.map_err(|e| failed(format!("its process died ({e})")))?;
         let line = self.process.lines.recv_timeout(PATIENCE).map_err(|problem| {

@@ -96,7 +96,7 @@ impl Ncu {
         }
         let said = said + &text(&run.stderr);
         let line = said.lines().find(|line| line.contains("ERROR")).or(said.lines().last());
-        Err(self.failed(line.unwrap_or("it failed without a word")))
+        Err(self.failed(line.unwrap_or("it failed without a message")))
     }
 
     fn failed(&self, reason: &str) -> LabError {

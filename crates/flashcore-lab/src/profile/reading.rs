@@ -55,13 +55,13 @@ impl Reading {
         if let Some(tensor) = busy(self.tensor) {
             format!("tensor cores, busy {tensor:.0} % of the time")
         } else if let Some(dram) = busy(self.dram) {
-            format!("memory, at {dram:.0} % of its rate")
+            format!("memory, at {dram:.0} % of its bandwidth")
         } else if let Some(l2) = busy(self.l2) {
-            format!("the L2 cache, at {l2:.0} % of its rate")
+            format!("the L2 cache, at {l2:.0} % of its bandwidth")
         } else if let Some(compute) = busy(self.compute) {
-            format!("other instructions than matrix products, {compute:.0} % busy")
+            format!("instructions other than matrix products, {compute:.0} % busy")
         } else {
-            format!("waiting: no unit is busy, warps wait for {stall}")
+            format!("latency: no unit is busy, warps wait for {stall}")
         }
     }
 }
@@ -123,6 +123,6 @@ mod tests {
         assert!(Reading::of(&counters).bound.contains("barrier"));
         counters[2].value = "91".to_owned();
         assert!(Reading::of(&counters).bound.starts_with("memory"));
-        assert!(Reading::of(&[]).bound.starts_with("waiting"));
+        assert!(Reading::of(&[]).bound.starts_with("latency"));
     }
 }

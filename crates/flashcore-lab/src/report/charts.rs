@@ -140,13 +140,13 @@ impl Cast {
         };
         let sources: Vec<String> = run.record.ceilings.iter().map(source).collect();
         let origin = match sources.is_empty() {
-            true => "No ceilings: this run did not measure what the device can do at best.".to_owned(),
+            true => "No ceilings: this run did not measure the roofline.".to_owned(),
             false => format!("Ceilings measured in the same run: {}.", sources.join("; ")),
         };
         Some(Figure {
             name: "roofline",
             title: "Roofline",
-            caption: format!("A mark per problem; both axes are logarithmic. {origin}"),
+            caption: format!("One mark per problem; both axes are logarithmic. {origin}"),
             legend: self.legend(run),
             columns: plots.len().clamp(1, 3),
             plots,

@@ -47,7 +47,7 @@ fn by_length(run: &Run, mut curves: Vec<Curve<'_>>) -> String {
         .map(str::to_owned)
         .into_iter()
         .chain(lengths.iter().map(|s| words::extent(*s)));
-    let title = format!("Times as fast as {}, by {}:\n\n", plain(&against), curves[0].problems[0].axis()[0]);
+    let title = format!("Speed relative to {}, by {}:\n\n", plain(&against), curves[0].problems[0].axis()[0]);
     title + &table(&heads.collect::<Vec<_>>(), curves.iter().map(row))
 }
 

@@ -24,13 +24,13 @@ const MOST_RUNS: usize = 500;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReportError {
-    #[error("no run to report; name result files of `flashcore bench --out`, or a folder with some")]
+    #[error("no runs to report; name result files of `flashcore bench --out`, or a folder of them")]
     Nothing,
     #[error("{name} holds no measurement; omit it or measure again")]
     Empty { name: String },
-    #[error("{name} holds {count} measurements, more than the {most} that a report shows; omit it")]
+    #[error("{name} holds {count} measurements, more than the {most} that a report can show; omit it")]
     TooMuch { name: String, count: usize, most: usize },
-    #[error("{0} runs, more than the {MOST_RUNS} that a report shows; name those that matter")]
+    #[error("{0} runs, more than the {MOST_RUNS} that a report can show; name those that matter")]
     TooMany(usize),
 }
 

@@ -17,8 +17,8 @@ use crate::{
 
 /// No network, no scripts; styles only from the page itself.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
-const MARKS: &str = "How many times as fast FlashCore is: the peer's median time over ours. ▼ marks a miss: slower \
-                     beyond doubt. ≈ cannot be told from 1: the 95 % interval holds it.";
+const MARKS: &str = "FlashCore's speed relative to the peer: the peer's median time over FlashCore's. ▼ marks a miss: \
+                     significantly slower. ≈ is no significant difference: the 95 % interval contains 1.";
 
 /// The whole page.
 pub(super) fn html(report: &Report) -> String {

@@ -80,11 +80,11 @@ pub enum TaskError {
     #[error(transparent)]
     Problem(#[from] ProblemError),
     /// Lengths, pages and sinks of tasks are drawn.
-    #[error("only dense tensors without lengths, and with sinks that are drawn, can be measured")]
+    #[error("only dense tensors without lengths, with random sinks, can be measured")]
     NotPlain,
     #[error("a token goes to {top_k} different experts but there are {experts}; use a top-k of at most that")]
     TopK { top_k: usize, experts: usize },
-    #[error("{task} is no forward attention over dense tensors; name such a problem")]
+    #[error("{task} is not forward attention over dense tensors; name such a problem")]
     NotForward { task: String },
 }
 

@@ -80,7 +80,7 @@ impl Watch<'_> {
                 Ok(Line::Unavailable(reason)) => return Ok(Ran { unavailable: Some(reason), ..ran }),
                 Err(RecvTimeoutError::Timeout) => {
                     child.end();
-                    break format!("no sign of life for {} s: it hangs", self.patience.as_secs_f64());
+                    break format!("no progress for {} s: it hangs", self.patience.as_secs_f64());
                 }
                 Err(RecvTimeoutError::Disconnected) => break describe(child.child.wait().ok()),
             }

@@ -28,7 +28,7 @@ const MAX_OP_PARTS: usize = 5;
 fn unknown(mnemonic: &str, text: String) -> ParseErrorKind {
     match mnemonic {
         "tex" | "tld4" | "txq" | "suld" | "sust" | "sured" | "suq" | "istypep" => {
-            let cure = "textures and surfaces have no memory here; pass a buffer and load from it";
+            let cure = "textures and surfaces are not supported; pass a buffer and load from it";
             ParseErrorKind::Unsupported(format!("`{text}`: {cure}. A texture"))
         }
         _ => ParseErrorKind::UnknownInstruction(text),

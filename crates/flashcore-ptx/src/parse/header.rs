@@ -237,7 +237,7 @@ impl Reader<'_, '_> {
         match self.cursor.peek(0).text {
             text @ (".texref" | ".samplerref" | ".surfref") => {
                 let what = format!(
-                    "`{text}`: textures and surfaces have no memory here; pass a buffer and load from it,"
+                    "`{text}`: textures and surfaces are not supported; pass a buffer and load from it,"
                 );
                 self.cursor.error_here(ParseErrorKind::Unsupported(what))
             }

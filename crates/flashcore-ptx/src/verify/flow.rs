@@ -233,7 +233,7 @@ pub(super) fn check(flow: &Flow<'_>, report: &mut Report<'_>) {
     }
     for (block, _) in reached.iter().enumerate().filter(|(_, reached)| !**reached) {
         if let Some(step) = flow.steps(block).next() {
-            report.at(Rule::Unreachable, step.statement, "nothing reaches this instruction".into());
+            report.at(Rule::Unreachable, step.statement, "this instruction is unreachable".into());
         }
     }
     if let Some(last) = flow.blocks.iter().zip(&reached).find(|(b, reached)| b.falls_off && **reached) {

@@ -65,7 +65,7 @@ fn check_bounds(report: &mut Report<'_>, statement: usize, inst: &Inst, form: &F
         let end = offset.checked_add(bytes.into()).and_then(|end| u64::try_from(end).ok());
         if *offset < 0 || end.is_none_or(|end| end > size) {
             let message = format!(
-                "bytes {offset} to {} lie outside of `{name}`, which has {size}",
+                "bytes {offset} to {} are outside `{name}`, which has {size}",
                 offset.saturating_add(bytes.into())
             );
             report.at(Rule::Bounds, statement, message);

@@ -171,7 +171,7 @@ impl<'a> Frame<'a> {
         asked: &mut T,
     ) -> Result<(), CallError> {
         let Some(function) = function else {
-            return Err(CallError::Xla("this version of XLA does not say on which GPU and stream it runs"));
+            return Err(CallError::Xla("this version of XLA does not report its GPU and stream"));
         };
         // SAFETY: a function of the runtime's for a structure of that type.
         let failure = unsafe { function(asked) };
@@ -194,7 +194,7 @@ unsafe fn operands<'a>(buffers: &Buffers) -> Result<Vec<Operand<'a>>, CallError>
         // SAFETY: the caller's promise; extents are as many as dimensions.
         unsafe {
             if *buffers.kinds.add(n) != BUFFER {
-                return Err(CallError::Xla("XLA passed something that is no array"));
+                return Err(CallError::Xla("XLA passed something that is not an array"));
             }
             let &Buffer { element, data, rank, extents, .. } = &**buffers.buffers.add(n);
             let rank = usize::try_from(rank).unwrap_or(0);

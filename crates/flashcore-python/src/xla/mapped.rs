@@ -92,7 +92,7 @@ impl<'a> Arrays<'a> {
         mapped: usize,
         place: Place,
     ) -> Result<Self, CallError> {
-        let wrong = CallError::Xla("a compiled call has other arrays than flashcore knows");
+        let wrong = CallError::Xla("a compiled call has arrays that this flashcore does not know");
         let list: Option<Vec<_>> = names
             .zip(operands)
             .map(|(name, &frame::Operand { element, address, extents })| {

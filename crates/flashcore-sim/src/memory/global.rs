@@ -96,7 +96,7 @@ impl GlobalMemory {
         address: u64,
         len: usize,
     ) -> Result<(&mut Allocation, Range<usize>), String> {
-        let nowhere = || format!("global address {address:#x} belongs to no buffer");
+        let nowhere = || format!("global address {address:#x} is in no buffer");
         let relative = address.checked_sub(BASE).ok_or_else(nowhere)?;
         let index = (relative >> STRIDE_BITS) as usize;
         let start = (relative & ((1 << STRIDE_BITS) - 1)) as usize;

@@ -24,7 +24,7 @@ pub(super) fn stack(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
 
 /// Decodes `call`.
 pub(super) fn call(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
-    let Some(who) = callee(inst) else { return refuse("nobody is called") };
+    let Some(who) = callee(inst) else { return refuse("the call has no target") };
     let has_result = matches!(inst.operands.first(), Some(Operand::Group(_))) && inst.operands.len() > 1;
     let mut groups = inst.operands.iter().filter_map(|operand| match operand {
         Operand::Group(items) => Some(items.as_slice()),
@@ -51,7 +51,7 @@ fn target(cx: &Context<'_>, who: &Operand) -> Decoded<Callee> {
     match builtin(name.as_str()) {
         Some(known) => Ok(Callee::Builtin(known)),
         None if ["malloc", "free"].contains(&name.as_str()) => {
-            refuse(format!("`{name}`: kernels have no heap here; pass an array, or use local memory"))
+            refuse(format!("`{name}`: the simulator has no heap; pass an array, or use local memory"))
         }
         None => refuse(format!("`{name}` is only declared here; compile its definition into the same PTX")),
     }

@@ -176,7 +176,7 @@ fn unknown(cx: &Context<'_>, kernel: &Kernel, inst: &Unknown) -> Code {
 /// Refuses declarations that the hardware could not hold, before anything is allocated for them.
 fn check_sizes(module: &Module, kernel: &Kernel) -> Result<(), SimError> {
     let check = |what: &str, bytes: u64, most: u64| {
-        let reason = || format!("{bytes} bytes of {what}; at most {most} can be simulated");
+        let reason = || format!("{bytes} bytes of {what}; the simulator takes at most {most}");
         let fail = || SimError::Geometry { kernel: kernel.name.to_string(), reason: reason() };
         if bytes > most { Err(fail()) } else { Ok(()) }
     };
@@ -316,7 +316,7 @@ fn alu(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
         TypeKind::Float => float::lane_fn(inst, ty),
         _ => logic::lane_fn(inst, ty).or_else(|| integer::lane_fn(inst, ty)),
     };
-    let Some(f) = found else { return refuse("no such operation on these types") };
+    let Some(f) = found else { return refuse("these types do not have this operation") };
     let dst = cx.dst(&inst.operands[0])?;
     let sources = inst.operands[1..].iter().take(4);
     let srcs = sources.map(|o| cx.src(o, ty)).collect::<Decoded<_>>()?;

@@ -355,7 +355,7 @@ impl Context<'_> {
             Operand::Reg(reg) => self.slot(*reg).map(Src::Reg),
             Operand::Not(reg) => match self.slot(*reg)? {
                 Reg::Predicate(slot) => Ok(Src::Not(slot)),
-                _ => refuse("`!` before a register that is no predicate"),
+                _ => refuse("`!` before a register that is not a predicate"),
             },
             Operand::Imm(imm) => Ok(Src::Imm(imm_bits(*imm, ty))),
             Operand::Special(special) => Ok(special_src(*special)),

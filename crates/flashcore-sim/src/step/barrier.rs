@@ -75,7 +75,7 @@ impl Step<'_, '_> {
         let threads = self.machine.context.geometry.warps * 32;
         let text = match count {
             _ if id >= NAMED_BARRIERS => format!("barrier {id}; a CTA has 0 to 15"),
-            Some(n) if n == 0 || n % 32 != 0 => format!("{n} threads are no multiple of a warp"),
+            Some(n) if n == 0 || n % 32 != 0 => format!("{n} threads are not a multiple of a warp"),
             Some(n) if n > threads => format!("{n} threads; the CTA has {threads}"),
             _ => return Ok(()),
         };
@@ -98,7 +98,9 @@ impl Step<'_, '_> {
             barrier.arrived_without_wait.push((warp, barrier.generation));
         }
         if (unsure || twice) && self.machine.context.options.checks.barrier {
-            let text = format!("the warp arrives at barrier {id} again, not knowing that it has completed");
+            let text = format!(
+                "the warp arrives at barrier {id} again before it can know that the barrier has completed"
+            );
             self.report(FindingKind::BarrierRecycled, lane, text);
         }
     }

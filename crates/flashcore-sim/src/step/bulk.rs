@@ -84,7 +84,7 @@ impl Step<'_, '_> {
                 // Not in the ISA: an H200 stops with an illegal instruction.
                 if start % BULK_ALIGN as i64 != 0 {
                     let text =
-                        format!("the box starts {start} bytes into its rows, no multiple of {BULK_ALIGN}");
+                        format!("the box starts {start} bytes into its rows, not a multiple of {BULK_ALIGN}");
                     return self.halt(FindingKind::Misaligned, lane, text);
                 }
                 Ok(copy)

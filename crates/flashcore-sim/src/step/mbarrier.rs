@@ -111,7 +111,7 @@ impl Step<'_, '_> {
         let (seen, inits) = (&warp.clock.view(1 << lane).seen, &warp.clock.inits);
         let known = maker == warp.agent || seen.get(maker) >= when || inits.get(maker) >= when;
         if !known && self.machine.context.options.checks.race {
-            let text = format!("the initialisation of mbarrier {at:#x} by warp {maker} is not known here");
+            let text = format!("the initialisation of mbarrier {at:#x} by warp {maker} is not visible here");
             self.report(FindingKind::SharedRace, lane, text);
         }
         match self.machine.ctas[cta].mbarriers.get_mut(&at) {

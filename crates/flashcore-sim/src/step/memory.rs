@@ -261,7 +261,7 @@ impl Step<'_, '_> {
         if address.is_multiple_of(align) {
             return Ok(());
         }
-        self.halt(FindingKind::Misaligned, lane, format!("address {address:#x} is no multiple of {align}"))
+        self.halt(FindingKind::Misaligned, lane, format!("address {address:#x} is not a multiple of {align}"))
     }
 
     /// Where global bytes lie in their allocation; ends the launch where there is none.
@@ -328,7 +328,7 @@ impl Step<'_, '_> {
     /// Reports an uninitialised read.
     pub(super) fn check_written(&mut self, written: bool, kind: FindingKind, lane: usize) {
         if !written && self.machine.context.options.checks.init {
-            self.report(kind, lane, "a read of bytes that nobody has written".into());
+            self.report(kind, lane, "a read of bytes that were never written".into());
         }
     }
 
@@ -336,7 +336,7 @@ impl Step<'_, '_> {
     pub(super) fn check_written_global(&mut self, written: bool, lane: usize, address: u64) {
         if !written && self.machine.context.options.checks.init {
             let place = self.machine.global.describe(address);
-            let text = format!("a read of bytes that nobody has written: {place}");
+            let text = format!("a read of bytes that were never written: {place}");
             self.report(FindingKind::UninitGlobal, lane, text);
         }
     }

@@ -118,8 +118,9 @@ impl Step<'_, '_> {
                     _ => FindingKind::MissingProxyFence,
                 };
                 let (writer, at) = (name(writer), self.place_of(pc));
-                let text =
-                    format!("the async proxy meets what {writer} wrote{at}, without fence.proxy.async");
+                let text = format!(
+                    "the async proxy reads or writes what {writer} wrote{at}, without fence.proxy.async"
+                );
                 (kind, checks.proxy, text)
             }
             Conflict::UnfencedRead => {
@@ -344,7 +345,7 @@ fn unordered(what: String, other: AgentKind, proxy: Proxy, checks: CheckSet) -> 
             let who = if proxy == Proxy::Async { "asynchronous " } else { "" };
             (FindingKind::SharedRace, checks.race, format!("{who}{what}, without order between"))
         }
-        _ => (FindingKind::InFlightMemory, checks.in_flight, format!("{what}, not known to be complete")),
+        _ => (FindingKind::InFlightMemory, checks.in_flight, format!("{what}, which may not be complete")),
     }
 }
 

@@ -62,7 +62,7 @@ impl Step<'_, '_> {
         match fault {
             RegisterFault::Uninit => self.report_undefined(reg),
             RegisterFault::Undefined if checks.init => {
-                let message = "the register holds what a wgmma made of unwritten shared memory".to_string();
+                let message = "the register holds a wgmma's result from unwritten shared memory".to_string();
                 self.report(FindingKind::UninitShared, lane, message);
             }
             RegisterFault::InFlight if checks.in_flight => {
@@ -82,20 +82,16 @@ impl Step<'_, '_> {
         let (user, first) = (self.place_of(self.pc), self.place_of(origin.pc));
         let (kind, on, pc, message) = match origin.cause {
             Cause::Shared => {
-                let text = format!("a read of bytes that nobody has written; what it gave is used{user}");
+                let text = format!("a read of bytes that were never written; the value is used{user}");
                 (FindingKind::UninitShared, checks.init, origin.pc, text)
             }
             Cause::Race => {
                 let race = self.machine.races.get(&origin.pc).cloned().unwrap_or_default();
-                (
-                    FindingKind::GlobalRace,
-                    checks.race,
-                    origin.pc,
-                    format!("{race}; what it gave is used{user}"),
-                )
+                (FindingKind::GlobalRace, checks.race, origin.pc, format!("{race}; the value is used{user}"))
             }
             Cause::Register if origin.pc != self.pc => {
-                let text = format!("a source depends on what nobody wrote, first read there{first}");
+                let text =
+                    format!("a source depends on a value that was never written, first read there{first}");
                 (FindingKind::UninitRegister, checks.init, self.pc, text)
             }
             Cause::Register => {

@@ -39,7 +39,7 @@ impl Step<'_, '_> {
     fn report_visit(&mut self, cta: usize, visit: Visit) {
         let rank = self.machine.ctas[cta].rank;
         let text = format!(
-            "shared memory of CTA {rank} of the cluster, which may have ended: it does not wait for this"
+            "shared memory of CTA {rank} of the cluster, which may have ended: it does not wait for this access"
         );
         self.machine.report(FindingKind::EndedPeer, visit.by, Some(visit.pc), text);
     }

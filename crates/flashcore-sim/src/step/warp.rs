@@ -73,7 +73,7 @@ impl Step<'_, '_> {
             let source: [(usize, bool); 32] =
                 from_fn(|l| shuffle_source(mode, l as u64, lanes[l], clamps[l]));
             if let Some(l) = lanes_of(members).find(|&l| source[l].1 && members >> source[l].0 & 1 == 0) {
-                let text = format!("lane {l} takes from lane {}, which takes no part", source[l].0);
+                let text = format!("lane {l} reads from lane {}, which does not take part", source[l].0);
                 step.report(FindingKind::InactiveLane, l, text);
             }
             let taken: Lanes = from_fn(|l| if source[l].1 { values[source[l].0] } else { values[l] });

@@ -108,7 +108,7 @@ fn errors_name_what_is_wrong() {
     check(&with(|s| s.params[1] = Param::Buffer(Slot(7))), &["slot 7 has no buffer"]);
     check(&with(|s| s.block = [2000, 1, 1]), &["2000"]);
     check(&with(|s| s.block = [0, 1, 1]), &["a block of [0, 1, 1]"]);
-    check(&with(|s| s.grid = [3, 1, 1]).tap(|s| s.cluster = [2, 1, 1]), &["no multiple of the cluster"]);
+    check(&with(|s| s.grid = [3, 1, 1]).tap(|s| s.cluster = [2, 1, 1]), &["not a multiple of the cluster"]);
     check(&with(|s| s.shared_bytes = 300_000), &["300000 bytes of shared memory"]);
     check(&spec("small", vec![]).tap(|s| s.block = [128, 1, 1]), &["at most [64, 1, 1] threads"]);
 }

@@ -185,7 +185,7 @@ struct Query<'a, R> {
     first_key: usize,
     /// What is added to its scores.
     bias: Option<HeadBias<'a>>,
-    /// Which weights are left out.
+    /// Which weights are dropped.
     dropout: Option<HeadDropout>,
     k: &'a [Vec<R>],
     v: &'a [Vec<R>],

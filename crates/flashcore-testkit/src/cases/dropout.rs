@@ -1,4 +1,4 @@
-//! Cases with weights left out at random.
+//! Cases with weights dropped at random.
 
 use flashcore_core::{DType, Lengths, Mask};
 

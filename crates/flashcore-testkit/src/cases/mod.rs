@@ -64,7 +64,7 @@ pub enum Tag {
     Sinks,
     /// What is added to scores.
     Biases,
-    /// Weights left out at random.
+    /// Weights dropped at random.
     Dropout,
     /// Drawn at random.
     Random,
@@ -119,7 +119,7 @@ pub struct Case {
     pub sinks: Sinks,
     /// What is added to scores.
     pub bias: Biases,
-    /// With which probability weights are left out.
+    /// With which probability weights are dropped.
     pub dropout: Option<f32>,
     /// Used or packed lengths.
     pub lengths: Lengths,

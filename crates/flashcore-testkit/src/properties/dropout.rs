@@ -1,4 +1,4 @@
-//! Laws of weights that are left out at random.
+//! Laws of weights that are dropped at random.
 
 use flashcore_core::{Backend, Dims, Element, Lengths, Mask};
 

@@ -175,7 +175,7 @@ fn a_barrier_after_some_lanes_have_ended() {
 fn nothing_runs_after_the_end() {
     check(|b| {
         b.exit();
-        b.fence_async(); //~ nothing reaches this instruction
+        b.fence_async(); //~ this instruction is unreachable
     });
 }
 
@@ -232,7 +232,7 @@ fn a_carried_tile_comes_back_in_its_registers() {
         let start = Acc::zero(b, 8);
         let turns = b.ctas();
         b.do_while_carrying(start, |b, _| {
-            //~ does not come back in the registers it entered with
+            //~ does not return in the registers it entered with
             let other = Acc::zero(b, 8);
             let again = b.test(Cmp::Gt, turns, 1);
             (b.uniform::<Warpgroup>(again), other)
@@ -244,6 +244,6 @@ fn a_carried_tile_comes_back_in_its_registers() {
 fn a_tile_leaves_a_branch_in_its_registers() {
     check(|b| {
         let (start, first) = (Acc::zero(b, 8), first_group(b));
-        b.if_carrying(first, start, |b, _| Acc::zero(b, 8)); //~ does not come back in the registers it entered with
+        b.if_carrying(first, start, |b, _| Acc::zero(b, 8)); //~ does not return in the registers it entered with
     });
 }

@@ -10,8 +10,8 @@ use super::{
     ready::{Asked, FLOAT, SEED},
 };
 
-/// Addresses in device memory that a launch binds. The kernels read what lies there when they run, so that a captured
-/// graph is right for whatever it finds when it is replayed.
+/// Addresses in device memory that a launch binds. The kernels read their contents when they run, so a captured
+/// graph stays correct when the contents change between replays.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DeviceTensors {
     /// Queries, in the problem's layout, like the other tensors.
@@ -22,28 +22,28 @@ pub struct DeviceTensors {
     pub v: u64,
     /// The result.
     pub out: u64,
-    /// f32 log-sum-exp, dense batch × heads × sequence; 0 where nobody wants it.
+    /// f32 log-sum-exp, dense batch × heads × sequence; 0 if it is not needed.
     pub lse: u64,
     /// Used queries of each batch entry, or offsets of packed sequences, one after another in the problem's index type;
     /// 0 where the problem has none.
     ///
-    /// A number below 0 counts as 0, one beyond the tensor as all of it. Rows of packed tensors that belong to no
-    /// sequence are left alone.
+    /// Numbers below 0 count as 0, those beyond the tensor as all of it. Rows of packed tensors that belong to no
+    /// sequence are not written.
     pub lengths_q: u64,
     /// The same of keys and values.
     pub lengths_kv: u64,
-    /// i32 page numbers, a row for each sequence; 0 where keys do not lie in pages.
+    /// i32 page numbers, a row for each sequence; 0 where keys are not paged.
     ///
-    /// Numbers beyond a sequence's keys are not looked at; others are brought into the range of the pages.
+    /// Numbers beyond a sequence's keys are not read; others are clamped to the range of the pages.
     pub table: u64,
     /// One sink per query head in the problem's type for them; 0 where it has none.
     pub sinks: u64,
     /// f32 factors of Q, K and V, as many as the problem's scales say; 0 where it has none, as queries over a cache of fewer
     /// bits.
     pub factors: [u64; 3],
-    /// What is added to scores, as the problem's bias says; 0 where it has none.
+    /// The bias, as the problem describes it; 0 where it has none.
     pub bias: u64,
-    /// A u64 that decides which weights are left out; 0 where the problem has no dropout.
+    /// The u64 seed of dropout; 0 where the problem has none.
     pub seed: u64,
 }
 
@@ -110,8 +110,8 @@ impl Cuda {
         self.find_or_prepare(&self.ready, problem, alignment, plan)
     }
 
-    /// As [`prepare`](Self::prepare) with exactly this tile, or an error that says why it cannot serve: for tuning.
-    /// Nothing is remembered but the built kernel.
+    /// As [`prepare`](Self::prepare) with exactly this tile, or an error that says why it cannot be used: for tuning.
+    /// Nothing is cached but the built kernel.
     pub fn prepare_tile(&self, problem: &Problem, tile: Tile) -> Result<Arc<Ready>, Error> {
         let plan = plan_tile(problem, &self.gpu, ALLOCATED_ALIGNMENT, tile)?;
         plan.check_build(problem)?;

@@ -78,10 +78,10 @@ pub struct Cuda {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No kernel takes the problem.
+    /// No kernel supports the problem.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// A tile that was asked for cannot serve.
+    /// A requested tile cannot be used.
     #[error(transparent)]
     Tile(#[from] Misfit),
     /// The kernel could not be built: a bug of FlashCore.
@@ -90,14 +90,14 @@ pub enum Error {
     /// The driver refused.
     #[error(transparent)]
     Driver(#[from] driver::Error),
-    /// An address that the problem asks for and the caller did not bind.
+    /// An address that the problem needs and the caller did not bind.
     #[error("the problem reads {operand} but its address is 0; bind it")]
     Missing {
         /// What is missing.
         operand: flashcore_core::Operand,
     },
-    /// Another number of addresses than the problem asks for.
-    #[error("{given} addresses for {operand} but the problem asks for {expected}; give each part its own")]
+    /// The wrong number of addresses.
+    #[error("{given} addresses for {operand} but the problem expects {expected}; give each part its own")]
     Addresses {
         /// What they are of.
         operand: flashcore_core::Operand,
@@ -155,7 +155,7 @@ impl Cuda {
         })
     }
 
-    /// The process's own GPU number `index`: everybody who asks shares its kernels and prepared problems.
+    /// The process-wide GPU number `index`: all callers share its kernels and prepared problems.
     pub fn shared(index: u32) -> Result<&'static Self, Error> {
         let slot = SHARED.get(index as usize);
         if let Some(cuda) = slot.and_then(OnceLock::get) {
@@ -176,19 +176,19 @@ impl Cuda {
         self
     }
 
-    /// Takes the kernel that runs on every GPU even where a more special one would be chosen: for comparisons.
+    /// Uses the general kernel even where a specialised one would be chosen: for comparisons.
     #[must_use]
     pub fn with_general_kernels(self) -> Self {
         self.choosing(Choice::Kernel(Family::Sm80))
     }
 
-    /// Asks this table of measured tiles before the rules.
+    /// Consults this table of measured tiles before the rules.
     #[must_use]
     pub fn with_table(self, table: impl Into<Arc<Table>>) -> Self {
         self.choosing(Choice::Table(table.into()))
     }
 
-    /// Lets this decide about kernels: a kernel by its name, as in `Choice::Kernel("forward_sm80".parse()?)`, or a table.
+    /// Chooses kernels by this: a kernel by its name, as in `Choice::Kernel("forward_sm80".parse()?)`, or a table.
     #[must_use]
     pub fn choosing(mut self, choice: Choice) -> Self {
         self.choice = choice;

@@ -67,7 +67,7 @@ impl<P> ReadyOf<P> {
         Ran { kernel: self.plan.kernel().name() }
     }
 
-    /// What addresses of tensors must be multiples of.
+    /// The alignment that addresses of tensors must have, in bytes.
     pub(super) fn tensor_alignment(&self) -> u64 {
         self.alignment.min(MOST_ASKED)
     }
@@ -87,8 +87,8 @@ impl<P: Operation> ReadyOf<P> {
     ///
     /// # Safety
     /// The addresses must be those of live device memory of this GPU with the problem's layouts, until the launches are
-    /// done (or, where the stream is being captured, until the last replay is done). Nobody else may write the inputs or
-    /// touch the outputs meanwhile.
+    /// done (or, where the stream is being captured, until the last replay is done). Nothing else may write the inputs or
+    /// access the outputs meanwhile.
     pub unsafe fn launch(&self, tensors: &P::Tensors<'_>, stream: &Stream) -> Result<(), Error> {
         for launch in &self.launches {
             launch.check_stream(stream)?;
@@ -108,11 +108,11 @@ impl<P: Operation> ReadyOf<P> {
         Ok(())
     }
 
-    /// As [`launch_raw`](Self::launch_raw) with scratch memory of the caller's: `allocate` is asked for so many bytes, and
-    /// answers with an address that is a multiple of 256, or with none.
+    /// As [`launch_raw`](Self::launch_raw) with a workspace of the caller's: `allocate` is asked for so many bytes, and
+    /// returns an address that is a multiple of 256, or none.
     ///
     /// # Safety
-    /// As [`launch_raw`](Self::launch_raw); what `allocate` gave must stay until the launches are done.
+    /// As [`launch_raw`](Self::launch_raw); the workspace must stay allocated until the launches are done.
     pub unsafe fn launch_with(
         &self,
         tensors: &P::Tensors<'_>,

@@ -60,11 +60,11 @@ fn mistakes_are_told() {
     let refused = |error: Error, says: &str| assert!(error.to_string().contains(says), "{error}");
     refused(quantise(x.view()).run_as::<f32>().unwrap_err(), "not f32");
     refused(quantise(x.view()).per(Granularity::PerBlock(0)).run().unwrap_err(), "at least one row");
-    refused(quantise(x.view()).group(2).run().unwrap_err(), "per head only");
-    refused(quantise(x.view()).per(Granularity::PerHead).group(3).run().unwrap_err(), "3 heads");
+    refused(quantise(x.view()).group(2).run().unwrap_err(), "only factors per head");
+    refused(quantise(x.view()).per(Granularity::PerHead).group(3).run().unwrap_err(), "groups of 3");
     refused(quantise(x.view()).used([9]).run().unwrap_err(), "9");
     let narrow = quantise(x.view()).run().unwrap();
-    refused(quantise(narrow.values.view()).run().unwrap_err(), "does not take e4m3");
+    refused(quantise(narrow.values.view()).run().unwrap_err(), "does not support e4m3");
     let call = attention(narrow.values.view(), narrow.values.view(), narrow.values.view());
     let refusal = call.clone().run_quantised().unwrap_err();
     assert!(matches!(refusal, Error::Problem(ProblemError::NarrowOut { .. })), "{refusal}");

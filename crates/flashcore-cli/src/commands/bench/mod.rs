@@ -41,12 +41,12 @@ Examples:
   flashcore bench --suite moe-cpu --backend cpu
   FLASHCORE_PYTHON=~/torch/bin/python flashcore bench --backend cpu --peers all
 
-Times are medians; the first competitor is the one that others are compared with. The suite `kinds`
-compares errors and times with the best peer's on every kind of data. The suites `options` and `sweep`
-compare problems of ours with each other and say which ratios are larger than wanted; `backward`
-and `serving` do so too, beside peers. Suites that end in `-cpu` are small forms of others.
-A result file that exists is kept unless --force is given.
-Exit codes: 0 measured, 1 ours is wrong somewhere, 2 could not measure.";
+Times are medians; ratios are to the first competitor. The suite `kinds` compares errors and times
+with the best peer's on every kind of data. The suites `options` and `sweep` compare FlashCore with
+itself, for example with and without sinks, and mark ratios above their target; `backward` and
+`serving` do so beside peers. Suites whose name ends in `-cpu` are small versions for a CPU.
+An existing result file is kept unless --force is given.
+Exit codes: 0 measured, 1 FlashCore gave a wrong result, 2 could not measure.";
 
 /// The usual way of measuring.
 const USUAL: Protocol = Protocol { warm_up: STEADY, ..Protocol::new(Mode::Sustained, 0.6) };
@@ -59,13 +59,13 @@ pub struct Flags {
     task: TaskFlags,
     #[command(flatten)]
     backend: BackendFlags,
-    /// Competitors: names, `all` or `none` [default: the ones to beat]
+    /// Peers to compare with: names, `all` or `none` [default: the strongest ones here]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', help_heading = "How to run")]
     peers: Option<Vec<String>>,
-    /// FlashAttention-3 as a further peer, `fa3`: the folder of its library and CUDA runtime
+    /// Add FlashAttention-3 as peer `fa3`: folder with its library and CUDA runtime
     #[arg(long, value_name = "FOLDER", help_heading = "How to run")]
     fa3: Option<PathBuf>,
-    /// Do not measure what the device can do at best
+    /// Do not measure the roofline
     #[arg(long, help_heading = "How to measure")]
     no_roofline: bool,
     #[command(flatten)]

@@ -130,7 +130,7 @@ fn compared(page: Page, comparisons: &[Compared]) -> Page {
         words.into_iter().map(Text::from).chain([verdict]).collect()
     };
     comparisons.chunk_by(|a, b| a.what == b.what).fold(page, |page, kind| {
-        let title = format!("{}; wanted: at most {}", kind[0].what, kind[0].wanted);
+        let title = format!("{}; target: at most {}", kind[0].what, kind[0].wanted);
         page.line(title).headed(&["", "p50", "against", "ratio", "95 %", ""], kind.iter().map(row))
     })
 }
@@ -147,10 +147,10 @@ fn summary(comparisons: &[Compared]) -> Facts {
     let beyond =
         comparisons.iter().filter_map(|one| Some((one.ratio?.point / one.wanted, one.ratio?.point, one)));
     let worst = beyond.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, ratio, one)| {
-        format!("{ratio:.3}, wanted {}: {} against {}", one.wanted, one.task, one.against)
+        format!("{ratio:.3}, target {}: {} against {}", one.wanted, one.task, one.against)
     });
     let count = if met == comparisons.len() { good(count) } else { bad(count) };
-    [("as wanted", count)].into_iter().chain(worst.map(|words| ("worst", words.into()))).collect()
+    [("on target", count)].into_iter().chain(worst.map(|words| ("worst", words.into()))).collect()
 }
 
 #[cfg(test)]
@@ -182,14 +182,14 @@ mod tests {
         let text = compared(Page::default(), &all).facts(summary(&all)).render(false);
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         for words in [
-            "sinks; wanted: at most 1.05",
+            "sinks; target: at most 1.05",
             "1.020  ±1.0 %  ok",
             "1.200  ±1.0 %  MISS",
             "1 of 3, 1 could not be compared",
-            "1.200, wanted 1.1: 1x16x16384x128 f16 window 1023,0",
+            "1.200, target 1.1: 1x16x16384x128 f16 window 1023,0",
         ] {
             assert!(text.contains(words), "no `{words}` in\n{text}");
         }
-        assert_eq!(text.matches("window; wanted").count(), 1, "one table per kind:\n{text}");
+        assert_eq!(text.matches("window; target").count(), 1, "one table per kind:\n{text}");
     }
 }

@@ -28,15 +28,16 @@ Examples:
   flashcore inspect --shape 4x16x4096x128 --ptx > forward.ptx
   flashcore inspect --list
 
-Only GPU kernels are shown: rows of a table for a CPU are used by `run --backend cpu --table FILE`.
-`flashcore profile` also counts what a kernel does.
-Registers, spills and occupancy need a ptxas (pip install nvidia-cuda-nvcc) or a GPU; --sass needs nvdisasm.";
+Only GPU kernels are shown; rows of a table for a CPU are used by `run --backend cpu --table FILE`.
+`flashcore profile` also shows hardware counters.
+Registers, spills and occupancy need ptxas (pip install nvidia-cuda-nvcc) or a GPU; --sass needs
+nvdisasm.";
 
 /// Show which GPU kernel computes a problem, why, and what it compiles to
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Flags {
-    /// A kernel of the covering set, by name, instead of a problem
+    /// Name of a kernel of the covering set, instead of a problem
     #[arg(conflicts_with_all = TensorFlags::NAMES, conflicts_with_all = ["gpu", "general", "family"])]
     kernel: Option<String>,
     #[command(flatten)]
@@ -55,10 +56,10 @@ pub struct Flags {
     /// List the kernels of the covering set
     #[arg(long, help_heading = "What to show")]
     list: bool,
-    /// Print the PTX text and nothing else; with --json, add it
+    /// Print only the PTX; with --json, include it
     #[arg(long, help_heading = "What to show")]
     ptx: bool,
-    /// Print the machine code and nothing else; with --json, add it
+    /// Print only the machine code (SASS); with --json, include it
     #[arg(long, help_heading = "What to show", conflicts_with = "ptx")]
     sass: bool,
 }
@@ -70,17 +71,17 @@ pub enum InspectFailure {
     Plan(#[from] PlanError),
     #[error(transparent)]
     Tile(#[from] Misfit),
-    #[error("no kernel of the covering set is called `{0}`; `flashcore inspect --list` names them")]
+    #[error("no kernel of the covering set is called `{0}`; list them with `flashcore inspect --list`")]
     NoKernel(String),
     #[error(transparent)]
     Build(#[from] BuildError),
     #[error(
-        "neither a ptxas nor a GPU was found: pip install nvidia-cuda-nvcc, or name one in FLASHCORE_PTXAS"
+        "neither ptxas nor a GPU was found; run pip install nvidia-cuda-nvcc, or set FLASHCORE_PTXAS to a ptxas"
     )]
     NoCompiler,
     #[error("FLASHCORE_CACHE is off, so nothing would be kept; unset it to warm the cache")]
     CacheOff,
-    #[error("nvdisasm was not found: install the CUDA toolkit, or name one in FLASHCORE_NVDISASM")]
+    #[error("nvdisasm was not found; install the CUDA toolkit, or set FLASHCORE_NVDISASM to one")]
     NoDisassembler,
     #[error(transparent)]
     Cuda(#[from] flashcore_cuda::Error),

@@ -27,11 +27,11 @@ Examples:
   flashcore run moe --tokens 64 --hidden 256 --intermediate 128 --experts 8 --top-k 2
 
 Arrays are batch x heads x sequence x dim, or heads x sequence x dim.
-The result is compared with an f64 computation; where that would take too long, on evenly spaced rows.
-Nothing is written if the comparison fails. The simulator runs the kernel that a GPU would run, with every check on:
-what its checkers find is printed and fails the run.";
+The output is checked against f64: every row, or evenly spaced rows if that would take too long.
+Nothing is written if the check fails. --backend sim runs the GPU's kernel in the simulator with
+all checks on; any finding is printed and fails the run.";
 
-/// Compute attention, check it against f64, time it
+/// Compute attention, check it against f64, and time it
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 pub struct Flags {
@@ -42,14 +42,14 @@ pub struct Flags {
     /// Element type: f16, bf16 or f32 [default: f16, or what the files hold]
     #[arg(long, value_name = "TYPE", help_heading = "Random tensors")]
     pub dtype: Option<DType>,
-    /// Seed of the random numbers
+    /// Seed of the random inputs
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Random tensors")]
     pub seed: u64,
-    /// What the tensors hold: normal, outliers, sharp, sink, mean or drift
+    /// Kind of random data: normal, outliers, sharp, sink, mean or drift
     #[arg(long, value_name = "NAME", default_value = "normal", value_parser = kinds(), hide_possible_values = true,
           help_heading = "Random tensors")]
     pub kind: Kind,
-    /// Compute the gradients of Q, K and V instead of the result
+    /// Compute the gradients of Q, K and V instead of the output
     #[arg(long, conflicts_with_all = ["out", "page_size"], help_heading = "What to compute")]
     pub backward: bool,
     #[command(flatten)]
@@ -58,17 +58,17 @@ pub struct Flags {
     pub files: FileFlags,
     #[command(flatten)]
     pub attention: AttentionFlags,
-    /// Leave out each weight with probability P, as in training
-    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "Options of attention")]
+    /// Drop each attention weight with probability P, as in training
+    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "Attention options")]
     pub dropout: Option<f32>,
-    /// Which weights that are, as Python's dropout_seed [default: the seed, with files 0]
-    #[arg(long, value_name = "N", requires = "dropout", help_heading = "Options of attention")]
+    /// Seed that decides which weights are dropped, as dropout_seed in Python [default: --seed; 0 with files]
+    #[arg(long, value_name = "N", requires = "dropout", help_heading = "Attention options")]
     pub dropout_seed: Option<u64>,
     #[command(flatten)]
     pub backend: BackendFlags,
     #[command(flatten)]
     gpu: GpuFlags,
-    /// Timed runs after the first [default: about a second's worth]; of the simulator, hostile runs [default: 1]
+    /// Timed runs after the first [default: about a second's worth]; with sim, runs under a hostile schedule [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "How to run")]
     pub iters: Option<u32>,
 }
@@ -94,10 +94,10 @@ impl Flags {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Random tensors")]
 pub struct CacheFlags {
-    /// Keys and values lie in pages of N rows, in an order of chance
+    /// Put keys and values in pages of N rows, in random order
     #[arg(long, value_name = "N")]
     pub page_size: Option<usize>,
-    /// Keys that each batch entry uses [default: all]
+    /// Number of keys that each batch entry uses [default: all]
     #[arg(long, value_name = "N,N,...", value_delimiter = ',')]
     pub lengths: Vec<u32>,
 }
@@ -116,25 +116,25 @@ pub struct FileFlags {
     /// Values
     #[arg(long, value_name = "FILE", requires = "q")]
     pub v: Option<TensorPath>,
-    /// Where the result goes
+    /// Output file
     #[arg(long, value_name = "FILE", requires = "q", group = "results")]
     pub out: Option<TensorPath>,
-    /// With --backward: the gradient of the result
+    /// With --backward: gradient of the output
     #[arg(long, value_name = "FILE", requires = "dq")]
     pub d_out: Option<TensorPath>,
-    /// With --backward: where the gradient of the queries goes
+    /// With --backward: output file for the gradient of the queries
     #[arg(long, value_name = "FILE", requires_all = ["q", "d_out", "dk", "dv", "backward"], group = "results")]
     pub dq: Option<TensorPath>,
-    /// With --backward: where the gradient of the keys goes
+    /// With --backward: output file for the gradient of the keys
     #[arg(long, value_name = "FILE", requires = "dq")]
     pub dk: Option<TensorPath>,
-    /// With --backward: where the gradient of the values goes
+    /// With --backward: output file for the gradient of the values
     #[arg(long, value_name = "FILE", requires = "dq")]
     pub dv: Option<TensorPath>,
-    /// Where the log-sum-exp of each row goes
+    /// Output file for the log-sum-exp of each row
     #[arg(long, value_name = "FILE", requires = "q")]
     pub lse: Option<TensorPath>,
-    /// Replace output files that exist
+    /// Overwrite existing output files
     #[arg(long, requires = "q")]
     pub force: bool,
 }

@@ -221,11 +221,11 @@ impl Done {
     fn page(&self) -> Page {
         let (rows, check) = (self.request.problem.rows(), &self.check);
         let compared = match check.checked_rows == rows {
-            true => format!("all {rows} rows with f64"),
-            false => format!("{} of {rows} rows (evenly spaced) with f64", check.checked_rows),
+            true => format!("all {rows} rows against f64"),
+            false => format!("{} of {rows} rows (evenly spaced) against f64", check.checked_rows),
         };
         let result = match &check.reason {
-            None if rows == 0 => good("PASS: there are no rows, so nothing was computed"),
+            None if rows == 0 => good("PASS: no rows, so nothing was computed"),
             None => good("PASS"),
             Some(reason) => bad(format!("FAIL: {reason}")),
         };
@@ -247,7 +247,7 @@ impl Done {
         facts.extend(self.gflops().map(|speed| ("speed", format!("{speed:.1} GFLOP/s").into())));
         facts.extend(self.simulated.iter().map(|Simulated { runs, seconds, .. }| {
             let hostile = runs.saturating_sub(1);
-            ("simulated", format!("1 tame run, {hostile} under hostile schedules, {seconds:.1} s").into())
+            ("simulated", format!("1 plain run, {hostile} under hostile schedules, {seconds:.1} s").into())
         }));
         facts.push(("result", result));
         let page = Page::default().facts(facts);

@@ -27,33 +27,35 @@ use crate::{
     simulation,
 };
 
-/// Compute a mixture of experts: SwiGLU, every token with experts of chance
+/// Compute a mixture of experts (SwiGLU, random experts for each token), check it and time it
 #[derive(Args, Clone, Debug)]
 pub struct Flags {
+    /// Number of tokens
     #[arg(long, value_name = "N", default_value_t = 64)]
     tokens: usize,
-    /// Features of a token
+    /// Hidden size: features of a token
     #[arg(long, value_name = "N", default_value_t = 256)]
     hidden: usize,
-    /// Features between the two products
+    /// Intermediate size: features between the two products
     #[arg(long, value_name = "N", default_value_t = 128)]
     intermediate: usize,
+    /// Number of experts
     #[arg(long, value_name = "N", default_value_t = 8)]
     experts: usize,
-    /// Experts of a token
+    /// Experts per token
     #[arg(long, value_name = "N", default_value_t = 2)]
     top_k: usize,
     /// Element type: f16, bf16 or f32
     #[arg(long, value_name = "TYPE", default_value = "bf16")]
     dtype: DType,
-    /// Seed of the random numbers
+    /// Seed of the random inputs
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
     backend: BackendFlags,
     #[command(flatten)]
     gpu: GpuFlags,
-    /// Timed runs after the first [default: about a second's worth]; of the simulator, hostile runs [default: 1]
+    /// Timed runs after the first [default: about a second's worth]; with sim, runs under a hostile schedule [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     iters: Option<u32>,
 }
@@ -183,7 +185,7 @@ impl Done {
             ("problem", Text::from(self.task.to_string())),
             ("backend", format!("{}, kernel {}", self.backend, self.kernel).into()),
             ("max error", format!("{max_error:.2e}, tolerance {tolerance:.2e}").into()),
-            ("compared", format!("{rows} tokens (evenly spaced) with f64").into()),
+            ("compared", format!("{rows} tokens (evenly spaced) against f64").into()),
         ];
         if let Some([gflops, gbps]) = self.rates() {
             let [p50, p90, min, max] = QUANTILES.map(|quantile| time(nearest_rank(&self.latency, quantile)));

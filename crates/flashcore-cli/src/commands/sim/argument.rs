@@ -31,7 +31,8 @@ impl FromStr for Argument {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (kind, value) = text.split_once(':').ok_or_else(|| format!("it has no kind; {FORMS}"))?;
+        let (kind, value) =
+            text.split_once(':').ok_or_else(|| format!("the argument has no kind; {FORMS}"))?;
         match kind {
             "in" => Ok(Self::In(value.into())),
             "inout" => Ok(Self::InOut(value.into())),
@@ -60,7 +61,8 @@ impl fmt::Display for Argument {
 
 /// `in:a.npy;box=64,8;swizzle=128`.
 fn tensor_map(text: &str) -> Result<Argument, String> {
-    let (array, settings) = text.split_once(';').ok_or_else(|| format!("the map has no box; {FORMS}"))?;
+    let (array, settings) =
+        text.split_once(';').ok_or_else(|| format!("the tensor map has no box; {FORMS}"))?;
     match array.parse()? {
         array @ (Argument::In(_) | Argument::InOut(_) | Argument::Out { .. }) => {
             Ok(Argument::Map { array: Box::new(array), map: settings.parse()? })

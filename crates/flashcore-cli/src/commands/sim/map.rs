@@ -38,7 +38,7 @@ impl FromStr for MapSettings {
         let mut settings = Self::default();
         for setting in text.split(';') {
             let (key, value) =
-                setting.split_once('=').ok_or_else(|| format!("`{setting}` is no setting; {FORM}"))?;
+                setting.split_once('=').ok_or_else(|| format!("`{setting}` is not a setting; {FORM}"))?;
             let numbers = || -> Result<Vec<u64>, String> {
                 let number = |n: &str| n.parse().map_err(|_| format!("`{n}` is not a number; {FORM}"));
                 value.split([',', 'x']).map(number).collect()
@@ -69,7 +69,7 @@ impl MapSettings {
             32 => Swizzle::B32,
             64 => Swizzle::B64,
             128 => Swizzle::B128,
-            other => return Err(format!("{other} is no swizzle; there are 0, 32, 64 and 128")),
+            other => return Err(format!("{other} is not a swizzle; use 0, 32, 64 or 128")),
         };
         let box_dims = self.box_dims.iter().map(small).collect::<Result<_, _>>()?;
         Ok(TensorMapSpec { slot: array.slot, element, dims, strides, box_dims, swizzle })
@@ -90,7 +90,7 @@ fn element(name: &str) -> Result<TensorElement, String> {
         "f64" => TensorElement::F64,
         other => {
             return Err(format!(
-                "`{other}` is no element of a tensor map; there are u8, u16, u32, s32, u64, s64, f16, bf16, f32, f64"
+                "`{other}` is not an element type of tensor maps; use u8, u16, u32, s32, u64, s64, f16, bf16, f32 or f64"
             ));
         }
     })

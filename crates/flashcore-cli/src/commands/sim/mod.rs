@@ -51,77 +51,79 @@ Examples:
   flashcore sim --script operation.json --stats
   flashcore sim --explain SharedRace
 
-Arguments come in the order of the kernel's parameters; u64:0 is a null pointer. A struct by value is
-struct:u32:7|in:x.npy|f32:0.5, its members in order, placed as C does it; bytes:… are bytes as they are. A tensor map takes
-dims, strides and element from its array unless ;dims=, ;strides= or ;element= say otherwise. Several launches on the same
-arrays are a script: docs/simulator.md has one. An array that is only written starts as NaN.
-Files are not written if a finding ended the launch. Exit codes: 0 clean, 1 findings, 2 could not run.";
+Arguments are in the order of the kernel's parameters; u64:0 is a null pointer. A struct by value is
+struct:u32:7|in:x.npy|f32:0.5, its members in order, laid out as in C; bytes:… passes raw bytes. A
+tensor map takes dims, strides and element from its array unless ;dims=, ;strides= or ;element=
+override them. An out: array starts filled with NaN. For several launches on the same arrays write
+a script (see docs/simulator.md). Files are not written if a finding ended the launch.
+Exit codes: 0 clean, 1 findings, 2 could not run.";
 
-/// Run a PTX kernel on the CPU and check it: races, bounds, barriers, uninitialised values
+/// Run a PTX kernel on the CPU and check it for races, bad accesses, misused barriers and uninitialised values
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Flags {
-    /// The PTX file
+    /// PTX file
     #[arg(required_unless_present_any = ["script", "explain"])]
     file: Option<PathBuf>,
-    /// The kernel [default: the only one]
+    /// Kernel to run [default: the only one]
     #[arg(long, value_name = "NAME")]
     entry: Option<String>,
-    /// CTAs of the grid
+    /// Grid size in CTAs
     #[arg(long, value_name = "X[,Y,Z]", required_unless_present_any = ["script", "explain"])]
     grid: Option<Triple>,
-    /// Threads of a CTA [default: what the kernel's .reqntid says]
+    /// Threads per CTA [default: the kernel's .reqntid]
     #[arg(long, value_name = "X[,Y,Z]")]
     block: Option<Triple>,
-    /// CTAs of a cluster [default: what the kernel's .reqnctapercluster says, or 1]
+    /// CTAs per cluster [default: the kernel's .reqnctapercluster, or 1]
     #[arg(long, value_name = "X[,Y,Z]")]
     cluster: Option<Triple>,
-    /// Dynamic shared memory of a CTA
+    /// Dynamic shared memory per CTA
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     smem: u32,
-    /// An argument: u32:7 (or s32, u64, s64, f32, f64), bytes:00ff, in:a.npy, inout:b.npy (which is replaced),
+    /// Kernel argument: u32:7 (or s32, u64, s64, f32, f64), bytes:00ff, in:a.npy, inout:b.npy (overwritten),
     /// out:c.npy:f32:1024, tensormap:in:a.npy;box=64,8, struct:u32:7|in:a.npy
     #[arg(long = "arg", value_name = "KIND:VALUE")]
     args: Vec<Argument>,
-    /// Which warp runs next, with everything asynchronous as hostile as the ISA allows; `apart` also keeps lanes apart
-    /// after a branch [default: in turn, tame]
+    /// Warp schedule, with asynchronous operations as hostile as the ISA allows; `apart` also keeps diverged lanes
+    /// apart [default: in turn, not hostile]
     #[arg(long, value_name = "NAME", value_parser = schedules())]
     schedule: Option<Schedule>,
-    /// Seed of everything random
+    /// Seed of all random choices
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     /// What to check: all, none, or some of bounds,init,race,proxy,inflight,barrier
     #[arg(long, value_name = "LIST", default_value = "all", value_parser = checks)]
     check: CheckSet,
-    /// Warp instructions after which a launch is given up
+    /// Maximum number of warp instructions of a launch
     #[arg(long, value_name = "N", default_value_t = request::MAX_STEPS)]
     max_steps: u64,
-    /// Replace output files that exist
+    /// Overwrite existing output files
     #[arg(long)]
     force: bool,
-    /// A result and what must be in it
+    /// Compare a result file with one of expected values
     #[arg(long, value_name = "OUT=WANT", value_parser = pair)]
     compare: Vec<(PathBuf, PathBuf)>,
-    /// How far results may lie from what is expected, relative to it
+    /// Relative tolerance of --compare
     #[arg(long, value_name = "X", default_value_t = 0.0)]
     rtol: f64,
-    /// How far results may lie from what is expected
+    /// Absolute tolerance of --compare
     #[arg(long, value_name = "X", default_value_t = 0.0)]
     atol: f64,
-    /// Tell how fast the simulation was
+    /// Print the speed of the simulation
     #[arg(long)]
     stats: bool,
-    /// Run the launches of a JSON file
+    /// Run the launches listed in a JSON file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "grid", "block", "args", "compare"])]
     script: Option<PathBuf>,
-    /// Explain a kind of finding, or `all`
+    /// Explain a kind of finding, or `all` of them
     #[arg(long, value_name = "KIND", conflicts_with_all = ["file", "grid", "script"])]
     explain: Option<String>,
 }
 
 fn pair(text: &str) -> Result<(PathBuf, PathBuf), String> {
     let parts = text.split_once('=').filter(|(result, want)| !result.is_empty() && !want.is_empty());
-    let (result, want) = parts.ok_or("write a result and what must be in it, as in y.npy=want.npy")?;
+    let (result, want) =
+        parts.ok_or("give a result file and one of expected values, as in y.npy=want.npy")?;
     Ok((result.into(), want.into()))
 }
 
@@ -132,7 +134,7 @@ fn schedules() -> impl TypedValueParser<Value = Schedule> {
 
 fn checks(text: &str) -> Result<CheckSet, String> {
     CheckSet::parse(text).map_err(|word| {
-        format!("`{word}` is not a check; there are bounds, init, race, proxy, inflight, barrier")
+        format!("`{word}` is not a check; use bounds, init, race, proxy, inflight or barrier")
     })
 }
 
@@ -147,19 +149,21 @@ pub enum SimFailure {
     },
     #[error("{} is not a PTX file: it is not text", path.display())]
     NotText { path: PathBuf },
-    #[error("{} is not PTX that can be run:{}", path.display(), listed(errors))]
+    #[error("{} cannot be run:{}", path.display(), listed(errors))]
     Parse { path: PathBuf, errors: Vec<Group> },
-    #[error("the file has {}; name one with --entry, in a script with \"entry\"", kernels(found))]
+    #[error("the file has {}; name one with --entry, or in a script with \"entry\"", kernels(found))]
     Entry { found: Vec<String> },
-    #[error("kernel `{kernel}` does not say how many threads a CTA has; give --block, in a script \"block\"")]
+    #[error(
+        "kernel `{kernel}` has no .reqntid; give its threads per CTA with --block, or in a script with \"block\""
+    )]
     Block { kernel: String },
     #[error("{0}")]
     Script(String),
     #[error("--compare names {}, which no argument writes; name the file of an out: or inout: argument", path.display())]
     NoResult { path: PathBuf },
-    #[error("`{name}` is not a kind of finding; there are {all}")]
+    #[error("`{name}` is not a kind of finding; the kinds are {all}")]
     Kind { name: String, all: String },
-    #[error("{0}; the simulator takes kernels of plain names")]
+    #[error("{0}; rename the kernel, which the simulator cannot call by this name")]
     Name(#[from] BadIdent),
     #[error("{} is written by two arguments; give each its own file", path.display())]
     SameFile { path: PathBuf },
@@ -279,7 +283,7 @@ impl Told {
         let text = |[x, y, z]: &[u32; 3]| format!("{x} x {y} x {z}");
         let lost = |file: &String| {
             let words =
-                format!("FAIL: {file} was only to be read; to keep what is written, pass inout:{file}");
+                format!("FAIL: the kernel wrote to in:{file}; pass inout:{file} to keep what it writes");
             ("input", bad(words))
         };
         let mut page = Page::default().facts::<Text>([

@@ -9,7 +9,7 @@ use flashcore_ptx::{
 use flashcore_tile::Half;
 use serde::{Deserialize, Serialize};
 
-use super::super::{IdSource, Source};
+use super::super::{IdSource, Source, overlaps};
 
 /// Elements of depth of a stage.
 pub const DEPTH: u32 = crate::parts::lines::DEPTH;
@@ -149,6 +149,12 @@ impl Shape {
 }
 
 impl Config {
+    /// Whether weights are on their way before the rows, which another product leaves, are there. Index and ids are older than
+    /// that product, which has waited for them.
+    pub(super) const fn early(&self) -> bool {
+        overlaps(self.target) && matches!(self.kind, Kind::Down)
+    }
+
     /// The kernel's name: every field of the config is in it.
     pub fn name(&self) -> Ident {
         let Self { target, half, kind, weights, ids, source, biases, whole, shape } = self;

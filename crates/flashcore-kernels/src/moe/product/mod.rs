@@ -105,8 +105,9 @@ struct Arguments {
 impl Arguments {
     fn declare(b: &mut Builder, params: &mut Params<Layer>, cfg: &Config) -> Self {
         let (kind, features) = (cfg.kind, cfg.features());
+        let ids = IdArgument::declare(b, params, cfg.ids);
         Self {
-            ids: IdArgument::declare(b, params, cfg.ids),
+            ids: if cfg.early() { ids.read_early() } else { ids },
             index: IndexArgument::declare(b, params),
             blocks: params.u32(b, "blocks", move |layer| blocks(kind, features, layer)),
             group: params.u32(b, "group", |layer| group(layer) as u32),
@@ -121,8 +122,15 @@ impl Arguments {
         }
     }
 
-    /// The tile of this CTA; CTAs that have none end here.
+    /// The tile of this CTA; CTAs that have none end here, and not before their predecessor: who waits for this kernel alone
+    /// relies on that one's end.
     fn place(&self, b: &mut Builder, cfg: &Config) -> Place {
+        let end = |b: &mut Builder| {
+            if cfg.early() {
+                b.wait_for_predecessor();
+            }
+            b.exit();
+        };
         let cta = b.cta();
         let group = b.let_(self.blocks * self.group);
         let (before, within) = (b.let_(cta / group), b.let_(cta % group));
@@ -130,19 +138,23 @@ impl Arguments {
         let feature = b.let_(within / self.group * cfg.features());
         let expert = match cfg.source {
             Source::Sorted => {
-                let [count] = b.load_global::<U32, 1>(self.index.count);
-                b.if_(tile.ge(count), |b| b.exit());
+                let read = |b: &mut Builder, at| match cfg.early() {
+                    true => b.load_global_fresh(at),
+                    false => b.load_global::<U32, 1>(at)[0],
+                };
+                let count = read(b, self.index.count);
+                b.if_(tile.ge(count), end);
                 let at = b.let_(self.index.experts + tile.mul_wide(4));
-                b.load_global::<U32, 1>(at)[0]
+                read(b, at)
             }
             Source::Pairs => {
-                b.if_(tile.ge(self.tiles), |b| b.exit());
+                b.if_(tile.ge(self.tiles), end);
                 let expert = self.ids.local(b, tile, None);
-                b.if_(expert.eq(NONE), |b| b.exit());
+                b.if_(expert.eq(NONE), end);
                 expert
             }
             Source::All => {
-                b.if_(tile.ge(self.tiles), |b| b.exit());
+                b.if_(tile.ge(self.tiles), end);
                 b.var(0u32)
             }
         };
@@ -160,9 +172,7 @@ pub fn product(cfg: &Config) -> Result<Program<Layer>, BuildError> {
     let rows = load::RowArguments::declare(&mut b, &mut params, cfg);
     let weights = load::WeightArguments::declare(&mut b, &mut params, cfg);
     let output = Output::declare(&mut b, &mut params, cfg);
-    // The index of the second product is older than its predecessor, which has waited for it.
-    let early = overlaps(cfg.target) && cfg.kind == Kind::Down;
-    if overlaps(cfg.target) && !early {
+    if overlaps(cfg.target) && !cfg.early() {
         b.wait_for_predecessor();
         b.launch_dependents();
     }
@@ -170,7 +180,7 @@ pub fn product(cfg: &Config) -> Result<Program<Layer>, BuildError> {
     let weights = weight_load(&mut b, cfg, &layout.weights, (&weights, &args), place);
     let ring = Ring { cfg: *cfg, layout, weights, steps: b.let_(args.depth.div_ceil(cfg.shape.depth())) };
     ring.start_weights(&mut b);
-    if early {
+    if cfg.early() {
         b.wait_for_predecessor();
         b.launch_dependents();
     }

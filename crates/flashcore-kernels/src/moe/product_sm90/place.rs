@@ -1,6 +1,6 @@
 //! Which tiles a CTA works on: both sides of the ring walk them alike.
 
-use flashcore_tile::{Builder, Params, Reg, Scope, U32};
+use flashcore_tile::{Builder, Params, Reg, Scope, U32, U64};
 
 use super::{
     super::{
@@ -46,6 +46,7 @@ pub(super) struct Arguments {
     pub(super) depth: Reg<U32>,
     features_per_tile: u32,
     tile_m: u32,
+    early: bool,
     /// CTAs of a cluster, and which of them this is.
     ctas: u32,
     rank: Option<Reg<U32>>,
@@ -74,6 +75,7 @@ impl Arguments {
             depth: params.u32(b, "depth", move |layer| depth(&cfg, layer) as u32),
             features_per_tile: cfg.features(),
             tile_m: cfg.shape.rows,
+            early: cfg.early(),
             ctas: cfg.shape.ctas(),
             rank: cfg.shape.pair.then(|| b.cluster_rank()),
         }
@@ -86,9 +88,17 @@ impl Arguments {
 
     /// Tiles of rows, or pairs of them, and tiles of all clusters.
     pub(super) fn count(&self, b: &mut Builder) -> [Reg<U32>; 2] {
-        let [tiles] = b.load_global::<U32, 1>(self.index.count);
+        let tiles = self.read(b, self.index.count);
         let tiles = if self.ctas > 1 { b.let_(tiles / self.ctas) } else { tiles };
         [tiles, b.let_(tiles * self.blocks)]
+    }
+
+    /// A number of the index, which is there before the kernel has waited for its predecessor.
+    fn read(&self, b: &mut Builder, at: Reg<U64>) -> Reg<U32> {
+        match self.early {
+            true => b.load_global_fresh(at),
+            false => b.load_global::<U32, 1>(at)[0],
+        }
     }
 
     /// Number of this CTA's cluster, and of all.
@@ -126,7 +136,7 @@ impl Arguments {
         let (tile, feature) = self.tile(b, index, tiles);
         let expert = |b: &mut Builder, tile: Reg<U32>| {
             let at = b.let_(self.index.experts + tile.mul_wide(4));
-            b.load_global::<U32, 1>(at)[0]
+            self.read(b, at)
         };
         let other = self.rank.map(|_| b.xor(tile, 1)).map(|other| expert(b, other));
         Place { tile, expert: expert(b, tile), feature, other }

@@ -1,4 +1,4 @@
-//! Laws of gradients where weights are left out at random.
+//! Laws of gradients where weights are dropped at random.
 
 use flashcore_core::{Backend, Element, Mask};
 
