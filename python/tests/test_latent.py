@@ -269,5 +269,5 @@ def test_mistakes_are_told():
         call(q, qv[:2])
     with raises(TypeError, "qv is torch.float16 but q torch.float32; give them one element type"):
         call(q, qv.half())
-    with raises(TypeError, "speak DLPack"):
+    with raises(TypeError, "qv is a str, which does not support DLPack"):
         call(q, "qv")
