@@ -10,6 +10,7 @@ from . import _bias, _frameworks, _masks, _native, _options, _quantise
 from ._arguments import bound, flag, number, pair
 from ._dropout import seed_of
 from ._options import NONE, Options, Values
+from ._widen import widened
 from ._words import retell
 
 
@@ -122,6 +123,8 @@ def attention(
             blocks = pair("blocks", blocks, "pass a pair: the rows of q and of k that share a factor")
         if turned:
             out = _quantise.out_of_turned(q, v) if out is None else out
+        if page_table is not None:
+            q, factors = widened(q, k, factors)
         plain = window is None and key_mask is None and factors is None and not turned and not return_lse and not dropout
         tried = plain and not _frameworks.is_traced()
         if tried:
@@ -206,6 +209,7 @@ def packed_attention(
                 rows_k if longest_key is None else bound("longest_key", longest_key),
             )
         keys = key_offsets if page_table is None else key_lengths
+        q, factors = widened(q, k, factors)
         seed = seed_of(q, k, v, dropout_seed) if dropout else None
         values = Values(query_offsets, keys, sinks, None, longest, page_table, factors=factors, seed=seed)
         return run(q, k, v, options, values, return_lse, out)

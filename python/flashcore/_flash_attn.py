@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _frameworks, _probabilities, _sequences
+from . import _frameworks, _latent, _probabilities, _sequences
 from ._arguments import bound, count, number, whole
 from ._attention import has_gaps, run, straight
 from ._dropout import seed_of
 from ._options import NONE, Options, Values
 from ._options import options as made
+from ._widen import widened
 from ._words import retell
 
 OF_DROPOUT = {"dropout": "dropout_p", "seed": "dropout_seed"}
@@ -36,6 +37,7 @@ def flash_attn_func(
     v_descale: Any | None = None,
     attention_chunk: int = 0,
     dropout_seed: Any | None = None,
+    qv: Any | None = None,
 ) -> Any:
     """``flash_attn.flash_attn_func`` by its signature and meaning, for tensors of any framework.
 
@@ -45,7 +47,7 @@ def flash_attn_func(
     says; ``dropout_seed`` is `attention`'s. ``alibi_slopes``, one for each query head or for each batch entry and head, take
     slope times distance from the scores. FlashAttention-3's ``q_descale``, ``k_descale`` and ``v_descale``, float32, batch x
     key heads, go with tensors of 8 bits, whose result is bfloat16; with its ``attention_chunk`` a query sees the keys of its
-    own chunk of so many.
+    own chunk of so many. Its ``qv`` is a second part of the queries, which meets the values: scores are ``q @ k.T + qv @ v.T``.
 
     >>> import numpy
     >>> q = numpy.ones((2, 16, 4, 8), "float32")
@@ -54,6 +56,8 @@ def flash_attn_func(
     """
     try:
         dropout_p = number("dropout_p", dropout_p)
+        if qv is not None:
+            q, k, softmax_scale = _latent.with_second_part(q, qv, k, v, softmax_scale, (k_descale, v_descale))
         if attention_chunk:
             _frameworks.demand(q=q, k=k, v=v)
             rest = dict(dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap)
@@ -127,6 +131,8 @@ def flash_attn_varlen_func(
     v_descale: Any | None = None,
     batch_invariant: bool = False,
     dropout_seed: Any | None = None,
+    qv: Any | None = None,
+    q_v: Any | None = None,
     out: Any | None = None,
 ) -> Any:
     """``flash_attn.flash_attn_varlen_func`` by its signature and meaning: sequences packed one after another.
@@ -137,8 +143,10 @@ def flash_attn_varlen_func(
     ``seqused_k`` say how many rows of each sequence are used; the others become zeros. With ``attention_chunk`` a query sees
     the keys of its own chunk of so many, counted from the first. What the engines add goes by
     name: sinks, under any of their names, and ``return_softmax_lse``, which returns (out, log-sum-exp). Keys and values may
-    be float8_e4m3fn under q of 16 bits, with ``k_descale`` and ``v_descale``, float32, sequences x key heads or what expands
-    to it. ``batch_invariant`` and ``dropout_seed`` are `attention`'s; where sequences are cut (``seqused_q``,
+    be float8_e4m3fn, with ``k_descale`` and ``v_descale``, float32, sequences x key heads or what expands to it. q then has 16
+    bits, or 8 as they have, with a ``q_descale``: it is widened, and the result is bfloat16. ``qv``, which vLLM calls ``q_v``,
+    is a second part of the queries, which meets the values: scores are ``q @ k.T + qv @ v.T``. ``batch_invariant`` and
+    ``dropout_seed`` are `attention`'s; where sequences are cut (``seqused_q``,
     ``seqused_k``, ``attention_chunk``), dropout numbers their parts. Gradients through pages raise NotImplementedError.
 
     >>> import numpy
@@ -148,6 +156,10 @@ def flash_attn_varlen_func(
     """
     try:
         dropout_p = number("dropout_p", dropout_p)
+        qv = q_v if qv is None else qv
+        if qv is not None:
+            q, k, softmax_scale = _latent.with_second_part(q, qv, k, v, softmax_scale, (k_descale, v_descale))
+        q, factors = widened(q, k, descales(q, q_descale, k_descale, v_descale))
         options = asked(causal, window_size, softmax_scale, softcap, "packed", batch_invariant, dropout_p)
         bounds = (bound("max_seqlen_q", max_seqlen_q), bound("max_seqlen_k", max_seqlen_k))
         if seqused_q is not None or attention_chunk or (seqused_k is not None and block_table is None):
@@ -157,9 +169,11 @@ def flash_attn_varlen_func(
             rows = [_frameworks.shape(name, x)[0] for name, x in (("q", q), ("k", k))]
             packed = _sequences.Packed(cu_seqlens_q, cu_seqlens_k, tuple(map(min, bounds, rows)))
             cu_seqlens_q, cu_seqlens_k, bounds = _parts(q, packed, seqused_q, seqused_k, chunk, block_table, alibi_slopes)
+            sequences = len(packed.query_offsets) - 1
+            factors = _sequences.of_parts(q, factors, sequences, (len(cu_seqlens_q) - 1) // max(sequences, 1))
             seqused_k = None
         keys = cu_seqlens_k if seqused_k is None and block_table is None else _keys(cu_seqlens_k, seqused_k, block_table)
-        factors, logit = descales(q, q_descale, k_descale, v_descale), logits(sinks, s_aux, learnable_sink)
+        logit = logits(sinks, s_aux, learnable_sink)
         if alibi_slopes is None and not return_attn_probs and not return_softmax_lse and not dropout_p:
             result = straight(q, k, v, out, options, cu_seqlens_q, keys, logit, bounds, block_table, factors)
             if result is not None:
@@ -206,11 +220,10 @@ def _parts(q: Any, packed: Any, used_q: Any, used_k: Any, chunk: int, block_tabl
 
 def _in_chunks(q: Any, k: Any, v: Any, chunk: int, rest: dict[str, Any], lse: bool, descale: Any) -> Any:
     """A batch, batch x sequence x heads x dim, whose queries see their own chunk of keys."""
-    if any(one is not None for one in descale):
-        raise NotImplementedError("tensors of 8 bits are not computed in chunks; pass attention_chunk=0")
     (batch, queries, heads, _), (_, keys, _, _) = (_frameworks.shape(name, x) for name, x in (("q", q), ("k", k)))
     packed = _sequences.equal(q, batch, queries, keys)
     flat = [x.reshape(-1, *x.shape[2:]) for x in (q, k, v)]
+    rest |= dict(zip(("q_descale", "k_descale", "v_descale"), descale))
     result = flash_attn_varlen_func(
         *flat, *packed[:2], *packed.longest, **rest, attention_chunk=chunk, return_softmax_lse=lse
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from . import _frameworks, _sequences
+from . import _frameworks, _latent, _sequences
 from ._arguments import bound, count, whole
 from ._attention import run, straight
 from ._flash_attn import asked, descales, logits, name_of_sinks
 from ._new_keys import NewKeys, is_number
 from ._options import NONE, Values
+from ._widen import widened
 from ._words import retell
 
 WORDS = {"queries": "cu_seqlens_q", "keys": "cache_seqlens", "table": "block_table", "scale": "softmax_scale"}
@@ -69,12 +70,19 @@ def flash_attn_with_kvcache(
 
     New keys ``k`` and ``v``, batch x sequence x heads x dim, are written into the cache first, behind ``cache_seqlens``
     keys of each sequence, and seen by the queries; ``cache_seqlens`` stays as it is. ``rotary_cos`` and ``rotary_sin`` turn
-    them and the queries by their positions. With ``cu_seqlens_q`` new keys are packed too, by ``cu_seqlens_k_new``.
-    ``cache_leftpad`` says how many rows at the start of each sequence are no keys. With ``attention_chunk`` a query sees the
-    keys of its own chunk of so many, counted from the first.
+    them and the queries by their positions, counted from ``rotary_seqlens`` where that is given. With ``cu_seqlens_q`` new
+    keys are packed too, by ``cu_seqlens_k_new``. ``cache_leftpad`` says how many rows at the start of each sequence are no
+    keys. With ``attention_chunk`` a query sees the keys of its own chunk of so many, counted from the first.
+
+    ``qv`` is a second part of the queries, which meets the values: scores are ``q @ k.T + qv @ v.T``, by default over the
+    square root of the features of both parts. Rotary embedding turns q alone. A cache of latents has keys and values in one
+    row; where ``k_cache`` and ``v_cache`` are such views, side by side in either order, that row is taken as it lies.
+    Elsewhere both are copied into one, the whole cache in every call.
 
     A cache of float8_e4m3fn goes with q of float16 or bfloat16. ``k_descale`` and ``v_descale``, float32, batch x key heads or
-    what expands to it, say what it is multiplied by; new keys and values are divided by them and rounded.
+    what expands to it, say what it is multiplied by (with ``qv`` one tensor for both); new keys and values are divided by them
+    and rounded. q of 8 bits, with a ``q_descale``, is widened first and gives a result of bfloat16; new keys of 8 bits go in as
+    they are.
 
     Lengths and tables on a GPU are read by the kernel when it runs, so that a captured graph stays right while they
     change. With ``return_softmax_lse`` the log-sum-exp comes along, batch x heads x sequence or heads x sequence.
@@ -85,11 +93,12 @@ def flash_attn_with_kvcache(
     (2, 1, 4, 8)
     """
     try:
-        if rotary_seqlens is not None or qv is not None:
-            # Those of the cache itself are where new keys go anyway, and without rotary embedding nobody asks.
-            elsewhere = rotary_cos is not None and rotary_seqlens is not cache_seqlens
-            _refuse(rotary_seqlens if elsewhere else None, qv)
-        factors = descales(q, q_descale, k_descale, v_descale)
+        q, factors = widened(q, k_cache, descales(q, q_descale, k_descale, v_descale))
+        if qv is not None:
+            _latent.check_factors(k_descale, v_descale)
+            qv, softmax_scale = widened(qv, k_cache, None)[0], _latent.scale_of(q, qv, softmax_scale)
+            if k is None:
+                q, k_cache = _latent.joined(q, qv, k_cache, v_cache)
         layout = "bshd" if cu_seqlens_q is None else "packed"
         options = asked(causal, window_size, softmax_scale, softcap, layout, batch_invariant)
         table = block_table if page_table is None else page_table
@@ -108,20 +117,25 @@ def flash_attn_with_kvcache(
                 raise ValueError("rotary embedding needs rotary_cos and rotary_sin; pass both")
             rotary = None if rotary_cos is None else (rotary_cos, rotary_sin)
             together = not causal and all(bound in (None, -1) for bound in window_size)
-            new = NewKeys(k, v, rotary, rotary_interleaved, together, factors)
+            elsewhere = None if rotary_seqlens is cache_seqlens else rotary_seqlens
+            held = descales(None, None, k_descale, v_descale)  # without that of the queries
+            new = NewKeys(k, v, rotary, rotary_interleaved, together, held, elsewhere).widened()
             if cu_seqlens_q is None:
                 q, cache_seqlens = new.write(q, k_cache, v_cache, cache_seqlens, table)
             else:
                 q, cache_seqlens = new.write_packed(q, k_cache, v_cache, cache_seqlens, table, cu_seqlens_q, cu_seqlens_k_new)
+            if qv is not None:
+                q, k_cache = _latent.joined(q, qv, k_cache, v_cache)
         elif rotary_cos is not None:
             raise ValueError("rotary embedding turns new keys and queries together; pass k and v")
         lengths = _lengths(cache_seqlens, k_cache, table, sequences)
         if attention_chunk:
-            if factors is not None or out is not None or getattr(alibi_slopes, "ndim", 1) > 1:
-                raise NotImplementedError("chunks do not go with descales, out, and slopes of each sequence; pass attention_chunk=0")
+            if out is not None or getattr(alibi_slopes, "ndim", 1) > 1:
+                raise NotImplementedError("chunks do not go with out, and slopes of each sequence; pass attention_chunk=0")
             chunk = count("attention_chunk", attention_chunk, "pass 0 for one chunk")
             packed = asked(causal, window_size, softmax_scale, softcap, "packed", batch_invariant)
-            call = _Chunks(chunk, table, cache_leftpad, cu_seqlens_q, max_seqlen_q, packed, logit, alibi_slopes, return_softmax_lse)
+            how = (packed, logit, alibi_slopes, factors, return_softmax_lse)
+            call = _Chunks(chunk, table, cache_leftpad, cu_seqlens_q, max_seqlen_q, *how)
             return _chunked(q, k_cache, v_cache, lengths, call)
         if cache_leftpad is not None:
             k_cache, v_cache, table, lengths = _shifted(q, k_cache, v_cache, table, lengths, cache_leftpad)
@@ -170,7 +184,8 @@ def _chunked(q: Any, k_cache: Any, v_cache: Any, lengths: Any, call: _Chunks) ->
     else:
         flat, longest = q, shape[0] if longest is None else min(bound("max_seqlen_q", longest), shape[0])
     pages = _sequences.cut_cache(flat, offsets, longest, lengths - starts, starts, numbers, size, call.chunk)
-    values = Values(pages.query_offsets, pages.key_lengths, call.sinks, None, pages.longest, pages.table, call.slopes)
+    factors = _sequences.of_parts(q, call.factors, numbers.shape[0], pages.table.shape[0] // max(numbers.shape[0], 1))
+    values = Values(pages.query_offsets, pages.key_lengths, call.sinks, None, pages.longest, pages.table, call.slopes, factors)
     result = run(flat, *_rows(k_cache, v_cache), call.options, values, call.return_lse, None)
     if call.offsets is not None:
         return result
@@ -192,6 +207,7 @@ class _Chunks(NamedTuple):
     options: Any
     sinks: Any
     slopes: Any
+    factors: Any
     return_lse: bool
 
 
@@ -206,13 +222,6 @@ def _pages(framework: Any, q: Any, cache: Any, table: Any, lengths: Any) -> tupl
 
 def _rows(*caches: Any) -> list[Any]:
     return [cache.reshape(-1, 1, *cache.shape[2:]) for cache in caches]
-
-
-def _refuse(rotary_seqlens: Any, qv: Any) -> None:
-    if rotary_seqlens is not None:
-        raise NotImplementedError("positions are those behind the cache; pass rotary_seqlens=None, or cache_seqlens itself")
-    if qv is not None:
-        raise NotImplementedError("a second part of the queries is not supported; pass qv=None")
 
 
 def _number(q: Any, cu_seqlens_q: Any) -> int:

@@ -91,6 +91,15 @@ def physical(framework: Any, q: Any, table: Any, size: int, rows: Any) -> Any:
     return table[sequence, column] * size + rows % size
 
 
+def of_parts(q: Any, factors: tuple[Any, ...] | None, sequences: int, parts: int) -> tuple[Any, ...] | None:
+    """Factors of k and v for sequences that were cut into `parts` each."""
+    if factors is None:
+        return None
+    sequence = _frameworks.of(q).numbers_to(sequences * parts, q) // parts
+    each = lambda x: getattr(x, "ndim", 0) == 2 and x.shape[0] > 1
+    return tuple(x[sequence] if each(x) else x for x in factors)
+
+
 class _Rows(NamedTuple):
     begin: Any
     end: Any

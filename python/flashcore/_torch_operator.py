@@ -20,6 +20,7 @@ NO_GPU_GRADIENTS = (
     "FlashCore computes gradients on a GPU of float16, bfloat16 and float32 tensors, not {dtype}; "
     "convert q, k and v, call it under torch.no_grad(), or move them to the CPU"
 )
+NO_NARROW_GRADIENTS = "8-bit tensors have no gradients; convert them to bfloat16, or call it under torch.no_grad()"
 NO_PAGE_GRADIENTS = (
     "keys in pages have no gradients; call it under torch.no_grad(), or gather keys and values first"
 )
@@ -177,6 +178,18 @@ class Recorded(torch.autograd.Function):
         return (*grads, None if values.sinks is None else d_sinks.to(values.sinks.dtype), None, None, None)
 
 
+class Narrow(torch.autograd.Function):
+    """Attention of tensors of 8 bits that ask for gradients: these are refused when somebody wants them."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: Options, values: Values, return_lse: bool) -> Any:
+        return _attention.by_framework(_frameworks.of(q), q, k, v, options, values, return_lse, None)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> None:
+        raise NotImplementedError(NO_NARROW_GRADIENTS)
+
+
 def recorded(q: Tensor, k: Tensor, v: Tensor, options: Options, queries: Any, keys: Any, sinks: Any, longest: Any) -> Any:
     """A call that autograd records, by its short way; None where the long way has to be taken."""
     if q.is_cuda and q.dtype not in GPU_GRADIENTS or _is_watched(q, k, v):
@@ -315,6 +328,8 @@ def call(
     sinks = _tensor(values.sinks)
     with_gradients = _records(q, k, v, sinks)
     if values.factors is not None or values.turned:
+        if with_gradients and out is None and not _is_watched(q, k, v):
+            return Narrow.apply(q, k, v, options, values, return_lse)
         raise NotImplementedError("tensors with factors cannot be traced; make the call outside torch.compile")
     if with_gradients and values.table is not None:
         raise NotImplementedError(NO_PAGE_GRADIENTS)

@@ -15,7 +15,6 @@ import contextlib
 import io
 import itertools
 import json
-import os
 import random
 import sys
 import time
@@ -70,7 +69,6 @@ def prepare() -> None:
 
     flashcore.flash_attn.install()
     sys.modules["pytest"] = fake_pytest()
-    os.environ.setdefault("FLASH_ATTENTION_DISABLE_FP8", "TRUE")
 
 
 def without_gpu() -> None:

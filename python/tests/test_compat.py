@@ -146,7 +146,7 @@ def test_packed(framework):
 def test_signatures():
     flash = "dropout_p softmax_scale causal window_size softcap alibi_slopes deterministic return_attn_probs"
     expected = {
-        flashcore.flash_attn_func: f"q k v {flash} q_descale k_descale v_descale attention_chunk dropout_seed",
+        flashcore.flash_attn_func: f"q k v {flash} q_descale k_descale v_descale attention_chunk dropout_seed qv",
         flashcore.flash_attn_kvpacked_func: f"q kv {flash} dropout_seed",
         flashcore.flash_attn_qkvpacked_func: f"qkv {flash} dropout_seed",
         flashcore.scaled_dot_product_attention: "query key value attn_mask dropout_p is_causal scale enable_gqa dropout_seed",

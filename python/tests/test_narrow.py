@@ -47,6 +47,24 @@ def test_narrow_tensors_need_no_factors_and_may_share_one():
     assert plain.dtype == torch.bfloat16 and torch.isfinite(plain).all()
 
 
+@cases(function=["flash_attn_func", "flash_attn_varlen_func"])
+def test_gradients_of_8_bits_are_refused_when_they_are_wanted(function):
+    """As FlashAttention-3 has it, whose tests give such tensors that ask for gradients."""
+    torch = need_torch()
+    narrow, factors, _ = drawn(torch, torch.float8_e4m3fn)
+    descales = dict(zip(("q_descale", "k_descale", "v_descale"), factors))
+    more, flat = (), lambda x: x
+    if function == "flash_attn_varlen_func":
+        ends = [torch.tensor([0, n, 2 * n], dtype=torch.int32) for n in (70, 150)]
+        more, flat = (*ends, 70, 150), lambda x: x.flatten(0, 1)
+    call = lambda tensors: getattr(flashcore, function)(*tensors, *more, **descales)
+    wanted = call([flat(x) for x in narrow])
+    out = call([flat(x).detach().requires_grad_() for x in narrow])
+    assert torch.equal(out, wanted) and out.requires_grad
+    with raises(NotImplementedError, "8-bit tensors have no gradients"):
+        out.float().sum().backward()
+
+
 def test_mistakes_with_factors_are_told():
     torch = need_torch()
     narrow, factors, wide = drawn(torch, torch.float8_e4m3fn)

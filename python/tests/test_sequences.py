@@ -122,6 +122,40 @@ def test_packed_keys_are_appended(device, rotary, causal):
         assert torch.equal(cache, wanted)
 
 
+@cases(device=["cpu", "cuda"], packed=[False, True], causal=[False, True], bits=[8, 16])
+def test_positions_of_their_own(device, packed, causal, bits):
+    """With rotary_seqlens keys go behind the cache, and are turned as if they stood elsewhere."""
+    torch = need_torch(device)
+    from flashcore.flash_attn import flash_attn_3 as three
+    from flashcore.flash_attn.layers.rotary import apply_rotary_emb
+
+    make = lambda *shape, seed: torch.tensor(normal(*shape, seed=seed)).to(device, torch.bfloat16)
+    whole = lambda numbers: torch.tensor(numbers, dtype=torch.int32, device=device)
+    q, k, v = make(2, 3, 4, 32, seed=0), make(2, 3, 2, 32, seed=1), make(2, 3, 2, 32, seed=2)
+    caches, lengths, positions = [make(2, 16, 2, 32, seed=n) for n in (3, 4)], [7, 0], [11, 5]
+    caches = [x.to(torch.float8_e4m3fn) for x in caches] if bits == 8 else caches
+    turn, table = [f(make(20, 8, seed=5)) for f in (torch.cos, torch.sin)], whole([[1, 0], [3, 2]])
+    apart, given, more = [x.clone() for x in caches], [q, k, v], {}
+    pages = [x.view(4, 8, 2, 32) for x in caches]
+    if packed:
+        given, offsets = [x.flatten(0, 1) for x in given], whole([0, 3, 6])
+        more = dict(cu_seqlens_q=offsets, cu_seqlens_k_new=offsets, max_seqlen_q=3)
+    more |= dict(page_table=table, rotary_seqlens=whole(positions), causal=causal)
+    out = three.flash_attn_with_kvcache(given[0], *pages, *given[1:], None, *turn, whole(lengths), **more)
+    for n, (length, position) in enumerate(zip(lengths, positions)):
+        at = [part[position : position + 3] for part in turn]
+        key = apply_rotary_emb(k[n : n + 1], *at, interleaved=True)
+        query = apply_rotary_emb(q[n : n + 1], *(at if causal else [part[:1].expand(3, 8) for part in at]), interleaved=True)
+        own = [x.view(2, 2, 8, 2, 32)[n].flip(0).reshape(16, 2, 32) for x in apart]
+        for rows, new in zip(own, (key[0], v[n])):
+            rows[length : length + 3] = new.to(rows.dtype)
+        wanted = flashcore.flash_attn_with_kvcache(query, *(x[None] for x in own), cache_seqlens=[length + 3], causal=causal)
+        torch.testing.assert_close(out.view(2, 3, 4, 32)[n], wanted[0], atol=0.02, rtol=0.01)
+        for rows, cache in zip(own, caches):
+            got = cache.view(2, 2, 8, 2, 32)[n].flip(0).reshape(16, 2, 32)
+            torch.testing.assert_close(got.float(), rows.float(), atol=0.02, rtol=0.07 if bits == 8 else 0.01)
+
+
 def test_entries_of_a_table_are_picked():
     torch = need_torch()
     q, pages = torch.randn(2, 1, 4, 16), torch.randn(6, 8, 2, 16)

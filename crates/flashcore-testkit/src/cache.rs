@@ -113,6 +113,7 @@ fn own() -> Vec<Case> {
         Case { inputs: Inputs::Of(Kind::Sharp), ..new("sharp", [1, 4, 1, 2, 200], 64) },
         Case { inputs: Inputs::Rising, ..new("rising", [1, 4, 1, 2, 200], 64) },
         Case::ragged(Tag::Ragged, "packed", &[(1, 40), (5, 20), (0, 3), (30, 30)], [4, 2], 64),
+        Case { dim_v: 512, ..Case::paged("latent", Paging::of(16), &[(1, 17), (2, 9)], [4, 1], 576) },
     ]
 }
 

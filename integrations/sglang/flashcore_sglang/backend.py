@@ -1,4 +1,7 @@
-"""The backend: SGLang's pool of keys and values looked at as pages, of one token each where SGLang has no others."""
+"""The backend: SGLang's pool of keys and values looked at as pages, of one token each where SGLang has no others.
+
+The pool of latent attention holds one row for each token, of which the values are the first features: keys are the rows.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,7 @@ class FlashCoreBackend(AttentionBackend):
         refuse(runner)
         self.page = runner.page_size
         self.narrow = "float8" in str(runner.kv_cache_dtype)
+        self.latent = bool(getattr(runner, "use_mla_backend", False))
         self.pool = runner.token_to_kv_pool
         self.tokens_of = runner.req_to_token_pool.req_to_token
         self.longest = runner.model_config.context_len
@@ -77,10 +81,14 @@ class FlashCoreBackend(AttentionBackend):
         **_: Any,
     ) -> Any:  # fmt: skip
         keys, values = self.stored(k, v, layer, forward_batch, save_kv_cache)
-        batch = self.batch
+        batch, q = self.batch, q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        longest, where = (batch.longest_query, batch.longest_key), dict(seqused_k=batch.lengths, block_table=batch.table)
+        starts = None
+        if keys.shape[-1] != layer.qk_head_dim:  # prompts, before their keys are latents, behind nothing in the pool
+            keys, values = (x.reshape(len(q), -1, dim).to(q.dtype) for x, dim in ((k, layer.qk_head_dim), (v, layer.v_head_dim)))
+            starts, longest, where = batch.offsets, (batch.longest_query,) * 2, {}
         out = flash_attn_varlen_func(
-            q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim), keys, values, batch.offsets, None, batch.longest_query,
-            batch.longest_key, seqused_k=batch.lengths, block_table=batch.table, sinks=sinks, batch_invariant=self.invariant,
+            q, keys, values, batch.offsets, starts, *longest, sinks=sinks, batch_invariant=self.invariant, **where,
             **asked(layer), **self.factors(layer),
         )  # fmt: skip
         return out.reshape(-1, layer.tp_q_head_num * layer.v_head_dim)
@@ -98,13 +106,14 @@ class FlashCoreBackend(AttentionBackend):
     def stored(self, k: Any, v: Any, layer: Any, forward_batch: Any, save: bool) -> tuple[Any, Any]:
         """The pages of a layer, with the new keys and values in them."""
         if save and k is not None:
-            self.pool.set_kv_buffer(layer, forward_batch.out_cache_loc, k, v, layer.k_scale, layer.v_scale)
+            scales = () if self.latent else (layer.k_scale, layer.v_scale)
+            self.pool.set_kv_buffer(layer, forward_batch.out_cache_loc, k, v, *scales)
         pools = (x.view(-1, self.page, *x.shape[1:]) for x in self.pool.get_kv_buffer(layer.layer_id))
         return tuple(x.view(torch.float8_e4m3fn) if self.narrow and x.dtype == torch.uint8 else x for x in pools)
 
     def factors(self, layer: Any) -> dict[str, Any]:
         """What a layer's keys and values of 8 bits are multiplied by, where it says so."""
-        if not self.narrow or layer.k_scale is None:
+        if not self.narrow or self.latent or layer.k_scale is None:
             return {}
         return {"k_descale": layer.k_scale, "v_descale": layer.v_scale}
 
@@ -120,11 +129,12 @@ def asked(layer: Any) -> dict[str, Any]:
 
 def refuse(runner: Any) -> None:
     """Says when the server starts what would fail later."""
-    for name, what in (
-        ("use_mla_backend", "latent attention"),
-        ("is_hybrid_swa", "pools of their own for windows"),
+    for told, what in (
+        (getattr(runner, "is_hybrid_swa", False), "pools of their own for windows"),
+        (getattr(runner.token_to_kv_pool, "use_dsa", False), "sparse latent attention"),
+        (getattr(runner.server_args, "dcp_size", 1) > 1, "decode context parallelism"),
     ):
-        if getattr(runner, name, False):
+        if told:
             raise ValueError(f"FlashCore's backend does not support {what}; choose another --attention-backend")
     algorithm = getattr(runner, "spec_algorithm", None)
     if algorithm is not None and not algorithm.is_none():

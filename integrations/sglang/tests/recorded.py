@@ -42,18 +42,37 @@ class Pool:
         return self.k, self.v
 
 
-def runner(torch, page, heads, dim, context, dtype=None):
+class LatentPool:
+    """`MLATokenToKVPool` of one layer: a row for each token, of which the first `rank` features are the values."""
+
+    use_dsa = False
+
+    def __init__(self, torch, slots, rank, dim, dtype):
+        self.rank, self.dtype, self.bytes = rank, dtype, torch.uint8
+        self.rows = torch.zeros(slots, 1, dim).to(dtype)
+
+    def set_kv_buffer(self, layer, loc_info, cache_k, cache_v, layer_id_override=None):
+        assert layer_id_override is None, "this pool takes no scales"
+        bits = self.rows.view(self.dtype if self.rows.element_size() > 1 else self.bytes)
+        bits[loc_info] = cache_k.to(self.dtype).view(bits.dtype)
+
+    def get_kv_buffer(self, layer_id):
+        return self.rows, self.rows[..., : self.rank]
+
+
+def runner(torch, page, heads, dim, context, dtype=None, rank=None):
     dtype = dtype or torch.float32
     Pool.bytes = torch.uint8  # indexed writes know no 8-bit floats
+    shape = (torch, 64 * page, heads if rank is None else rank, dim, dtype)
     pool = SimpleNamespace(req_to_token=torch.zeros(8, context, dtype=torch.int32))
     return SimpleNamespace(
         page_size=page,
-        token_to_kv_pool=Pool(torch, 64 * page, heads, dim, dtype),
+        token_to_kv_pool=Pool(*shape) if rank is None else LatentPool(*shape),
         req_to_token_pool=pool,
         model_config=SimpleNamespace(context_len=context),
         device="cpu",
         kv_cache_dtype=dtype,
-        use_mla_backend=False,
+        use_mla_backend=rank is not None,
         spec_algorithm=SimpleNamespace(is_none=lambda: True),
         server_args=SimpleNamespace(enable_deterministic_inference=False),
     )

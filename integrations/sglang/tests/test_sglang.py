@@ -39,9 +39,9 @@ def layer(**more):
 class Server:
     """Two requests, whose tokens lie in scattered slots."""
 
-    def __init__(self, recorded, registry, page, layer, cache=None):
+    def __init__(self, recorded, registry, page, layer, cache=None, runner=None):
         self.recorded, self.page, self.layer, self.cache = recorded, page, layer, cache
-        self.runner = recorded.runner(torch, page, KV_HEADS, DIM, CONTEXT, cache)
+        self.runner = recorded.runner(torch, page, KV_HEADS, DIM, CONTEXT, cache) if runner is None else runner
         self.backend = registry.ATTENTION_BACKENDS["flashcore"](self.runner)
         self.keys = [torch.zeros(0, KV_HEADS, DIM)] * 2
         self.values = list(self.keys)
@@ -55,21 +55,11 @@ class Server:
     def step(self, new, graph=False, sinks=None):
         """What the layer gives for `new` tokens of each request, and what it should."""
         old = [len(k) for k in self.keys]
-        q, k, v = (torch.randn(sum(new), heads, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
+        (q, k, v), kept = self.new(sum(new))
         slots = torch.cat([self.slots[n, old[n] : old[n] + new[n]] for n in range(2)])
-        if self.cache is not None:  # queries of 16 bits, and keys as the cache has them
-            q, k, v = (x.bfloat16() for x in (q, k, v))
-            kept = [(x / scale).to(self.cache).float() * scale for x, scale in ((k, self.layer.k_scale), (v, self.layer.v_scale))]
-        else:
-            kept = [k, v]
         self.keys = [torch.cat([a, b]) for a, b in zip(self.keys, kept[0].split(new))]
         self.values = [torch.cat([a, b]) for a, b in zip(self.values, kept[1].split(new))]
-        lengths = torch.tensor([len(k) for k in self.keys])
-        batch = SimpleNamespace(
-            batch_size=2, seq_lens=lengths, seq_lens_cpu=lengths, req_pool_indices=torch.tensor([3, 5]),
-            out_cache_loc=slots, forward_mode=self.recorded.Mode(new == [1, 1] and old != [0, 0]),
-            extend_seq_lens=torch.tensor(new), extend_seq_lens_cpu=new,
-        )  # fmt: skip
+        batch = self.batch(new, slots, new == [1, 1] and old != [0, 0])
         if graph:
             self.backend.init_cuda_graph_state(4, 4)
             self.backend.init_forward_metadata_out_graph(batch, in_capture=True)
@@ -77,19 +67,37 @@ class Server:
         else:
             self.backend.init_forward_metadata(batch)
         got = self.backend.forward(q.flatten(1), k, v, self.layer, batch, sinks=sinks)
-        wanted = [self.attend(rows, n, sinks) for n, rows in enumerate(q.float().split(new))]
-        return got, torch.cat(wanted).flatten(1)
+        own = zip(q.float().split(new), self.keys, self.values)
+        return got, torch.cat([plain(*one, self.layer, sinks) for one in own]).flatten(1)
 
-    def attend(self, q, n, sinks):
-        k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (self.keys[n], self.values[n]))
-        scores = torch.einsum("qhd,khd->hqk", q, k) * self.layer.scaling
-        cap = self.layer.logit_cap
-        scores = cap * torch.tanh(scores / cap) if cap else scores
-        past = torch.arange(len(k))[None] - (torch.arange(len(q))[:, None] + len(k) - len(q))
-        window = self.layer.sliding_window_size
-        scores = scores.masked_fill((past > 0) | (past < -window if window >= 0 else past < -len(k)), -math.inf)
-        sums = scores.logsumexp(-1) if sinks is None else torch.logaddexp(scores.logsumexp(-1), sinks[:, None])
-        return torch.einsum("hqk,khd->qhd", (scores - sums[..., None]).exp(), v)
+    def new(self, count):
+        """Queries, keys and values of so many new tokens, and keys and values as the cache has them."""
+        q, k, v = (torch.randn(count, heads, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
+        if self.cache is None:
+            return (q, k, v), [k, v]
+        q, k, v = (x.bfloat16() for x in (q, k, v))
+        return (q, k, v), [(x / scale).to(self.cache).float() * scale for x, scale in ((k, self.layer.k_scale), (v, self.layer.v_scale))]
+
+    def batch(self, new, slots, decode=False):
+        lengths = torch.tensor([len(k) for k in self.keys])
+        return SimpleNamespace(
+            batch_size=2, seq_lens=lengths, seq_lens_cpu=lengths, req_pool_indices=torch.tensor([3, 5]),
+            out_cache_loc=slots, forward_mode=self.recorded.Mode(decode),
+            extend_seq_lens=torch.tensor(new), extend_seq_lens_cpu=new,
+        )  # fmt: skip
+
+
+def plain(q, k, v, layer, sinks=None):
+    """What a layer computes for one request."""
+    k, v = (x.repeat_interleave(HEADS // x.shape[1], 1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) * layer.scaling
+    cap = layer.logit_cap
+    scores = cap * torch.tanh(scores / cap) if cap else scores
+    past = torch.arange(len(k))[None] - (torch.arange(len(q))[:, None] + len(k) - len(q))
+    window = layer.sliding_window_size
+    scores = scores.masked_fill((past > 0) | (past < -window if window >= 0 else past < -len(k)), -math.inf)
+    sums = scores.logsumexp(-1) if sinks is None else torch.logaddexp(scores.logsumexp(-1), sinks[:, None])
+    return torch.einsum("hqk,khd->qhd", (scores - sums[..., None]).exp(), v)
 
 
 @pytest.mark.parametrize("page", [1, 8])
@@ -120,12 +128,66 @@ def test_sinks(plugin):
         torch.testing.assert_close(got, wanted, atol=2e-6, rtol=0)
 
 
+class LatentServer(Server):
+    """The same for latent attention: tokens have one row each, whose first features are the values of all heads."""
+
+    RANK, ROW = 32, 48
+
+    def __init__(self, recorded, registry, page, cache=None):
+        of_rows = layer(qk_head_dim=self.ROW, v_head_dim=self.RANK, tp_k_head_num=1)
+        runner = recorded.runner(torch, page, 1, self.ROW, CONTEXT, cache, self.RANK)
+        super().__init__(recorded, registry, page, of_rows, cache, runner)
+        self.keys = [torch.zeros(0, 1, self.ROW)] * 2
+        self.values = [torch.zeros(0, 1, self.RANK)] * 2
+
+    def new(self, count):
+        q, rows = torch.randn(count, HEADS, self.ROW), torch.randn(count, 1, self.ROW)
+        if self.cache is None:
+            return (q, rows, rows[..., : self.RANK]), [rows, rows[..., : self.RANK]]
+        q, rows = q.bfloat16(), rows.bfloat16()
+        kept = rows.to(self.cache).float()
+        return (q, rows, rows[..., : self.RANK]), [kept, kept[..., : self.RANK]]
+
+    def prompts(self, new):
+        """Prompts as models compute them that begin with nothing in the pool: head by head, latents written by the model."""
+        _, (rows, values) = self.new(sum(new))
+        slots = torch.cat([self.slots[n, : new[n]] for n in range(2)])
+        self.runner.token_to_kv_pool.set_kv_buffer(self.layer, slots, rows, values)
+        self.keys, self.values = list(rows.split(new)), list(values.split(new))
+        q, k, v = (torch.randn(sum(new), HEADS, dim) for dim in (24, 24, 16))
+        by_heads, batch = layer(qk_head_dim=24, v_head_dim=16), self.batch(new, slots)
+        self.backend.init_forward_metadata(batch)
+        got = self.backend.forward(q.flatten(1), k, v, by_heads, batch, save_kv_cache=False)
+        own = zip(*(x.split(new) for x in (q, k, v)))
+        return got, torch.cat([plain(*one, by_heads) for one in own]).flatten(1)
+
+
+@pytest.mark.parametrize("page", [1, 8])
+def test_latent_attention(plugin, page):
+    recorded, registry, _ = plugin
+    server = LatentServer(recorded, registry, page)
+    got, wanted = server.prompts([7, 3])
+    torch.testing.assert_close(got, wanted, atol=2e-6, rtol=0)
+    for new, graph in (([4, 1], False), ([1, 1], False), ([1, 1], True)):
+        got, wanted = server.step(new, graph)
+        torch.testing.assert_close(got, wanted, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("page", [1, 8])
+def test_latents_of_8_bits(plugin, page):
+    recorded, registry, _ = plugin
+    server = LatentServer(recorded, registry, page, torch.float8_e4m3fn)
+    for new, graph in (([7, 3], False), ([4, 1], False), ([1, 1], True)):
+        got, wanted = server.step(new, graph)
+        torch.testing.assert_close(got.float(), wanted, atol=0.02, rtol=0.01)
+
+
 def test_it_is_offered_and_says_what_it_cannot_do(plugin):
     recorded, registry, arguments = plugin
     assert "flashcore" in registry.ATTENTION_BACKENDS and "flashcore" in arguments.choices
-    runner = recorded.runner(torch, 1, KV_HEADS, DIM, CONTEXT)
-    runner.use_mla_backend = True
-    with pytest.raises(ValueError, match="latent attention.*choose another"):
+    runner = recorded.runner(torch, 1, 1, 48, CONTEXT, rank=32)
+    runner.token_to_kv_pool.use_dsa = True
+    with pytest.raises(ValueError, match="sparse latent attention.*choose another"):
         registry.ATTENTION_BACKENDS["flashcore"](runner)
     server = Server(recorded, registry, 1, layer(is_cross_attention=True))
     with pytest.raises(NotImplementedError, match="for decoders"):

@@ -42,8 +42,7 @@ class FlashCoreImpl(theirs.FlashAttentionImpl):
         super().__init__(*arguments, **named)
         if narrow(self):
             self.supports_quant_query_input = False
-        # As vLLM asks for it: results that do not depend on what else is in a batch.
-        self.invariant = os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0")
+        self.invariant = invariant()
 
     def forward(
         self,
@@ -104,6 +103,11 @@ class FlashCoreImpl(theirs.FlashAttentionImpl):
         decoder = str(getattr(self.attn_type, "value", self.attn_type)) == "decoder"
         known = narrow(self) or not self.kv_cache_dtype.startswith("fp8")
         return decoder and known and getattr(self, "dcp_world_size", 1) <= 1
+
+
+def invariant() -> bool:
+    """Whether vLLM asks for results that do not depend on what else is in a batch."""
+    return os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0")
 
 
 def narrow(impl: Any) -> bool:

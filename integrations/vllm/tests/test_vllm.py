@@ -139,13 +139,99 @@ def test_metadata_without_cascades_are_taken(plugin):
     assert torch.equal(*outputs) and outputs[0].abs().sum() > 0
 
 
-def test_it_is_registered_by_vllms_name(plugin):
+RANK, ROPE = 32, 16
+
+
+@pytest.mark.parametrize("kind", ["parts", "one tensor", "fp8", "fp8 as bytes"])
+def test_a_layer_attends_to_latents(plugin, kind):
+    latent = importlib.import_module("flashcore_vllm.latent")
+    recorded = sys.modules["recorded"]
+    dtype = "fp8" if kind.startswith("fp8") else "auto"
+    given = (HEADS, RANK + ROPE, 0.3, 1, None, None, dtype, None, recorded.AttentionType.DECODER, None)
+    layer = latent.FlashCoreMLABackend.get_impl_cls()(*given, kv_lora_rank=RANK, qk_rope_head_dim=ROPE)
+    assert layer.supports_quant_query_input is False and layer.supports_dcp is False
+    torch.manual_seed(0)
+    rows, asked = torch.randn(12, PAGE, RANK + ROPE), metadata(recorded)
+    q, scale = torch.randn(sum(QUERIES), HEADS, RANK + ROPE), torch.tensor(0.02)
+    tolerance, stored = 2e-6, rows
+    if dtype == "fp8":
+        stored = (rows / scale).to(torch.float8_e4m3fn)
+        rows, q, tolerance = stored.float() * scale, q.bfloat16(), 0.02
+        stored = stored.view(torch.uint8) if kind == "fp8 as bytes" else stored
+    decode = recorded.FlashAttnMLADecodeMetadata(asked.block_table, asked.seq_lens, asked.query_start_loc, 5, 64)
+    given = q if kind == "one tensor" else tuple(q.split([RANK, ROPE], dim=-1))
+    scaled = types.SimpleNamespace(_k_scale=scale)
+    out, lse = layer.forward_mqa(given, stored, types.SimpleNamespace(decode=decode), scaled)
+    both = [x[:, :, None].expand(-1, -1, KV_HEADS, -1) for x in (rows, rows[..., :RANK])]
+    wanted = expected(q.float(), *both, asked.block_table, None, None, None, None)
+    assert lse is None and out.dtype == q.dtype
+    torch.testing.assert_close(out.float(), wanted, atol=tolerance, rtol=0.01 if dtype == "fp8" else 0)
+
+
+def test_latent_attention_plans_nothing_and_says_what_it_cannot_do(plugin):
+    latent = importlib.import_module("flashcore_vllm.latent")
+    backend = latent.FlashCoreMLABackend
+    assert backend.get_builder_cls()()._schedule_decode(1, 2, 3, 4, 5, True, 0) is None
+    assert [backend.supports_compute_capability(types.SimpleNamespace(major=n)) for n in (7, 8, 9, 12)] == [False, True, True, True]
+    assert backend.supports_combination(576, torch.bfloat16, "auto", 16, True, False, False, False, None) is None
+    assert {"auto", "bfloat16", "fp8"} <= set(backend.supported_kv_cache_dtypes)
+    rest = dict(kv_lora_rank=RANK, qk_rope_head_dim=ROPE)
+    refused = (None, 8, "auto", None, "decoder"), (None, None, "auto", 5.0, "decoder"), (None, None, "auto", None, "encoder_only")
+    for given in refused:
+        with pytest.raises(NotImplementedError, match="choose another backend"):
+            latent.FlashCoreMLAImpl(HEADS, RANK + ROPE, 0.3, 1, *given, None, **rest)
+
+
+def test_prompts_of_latent_attention_are_computed_head_by_head(plugin):
+    """New tokens among themselves, then parts of what stands before them, merged by their log-sum-exps."""
+    prompts = importlib.import_module("flashcore_vllm.prompts")
+    backend = prompts.FlashCoreMLAPrefillBackend(HEADS, 0.3, 32, 16, 8, 16, None)
+    assert backend.supports_out() and backend.get_name() == "CUSTOM"
+    assert [backend.supports_compute_capability(one) for one in (None, types.SimpleNamespace(major=8))] == [False, True]
+    torch.manual_seed(0)
+    new, before = (5, 3), (4, 0)
+    starts = lambda counts: torch.tensor([0, counts[0], sum(counts)], dtype=torch.int32)
+    q = torch.randn(8, HEADS, 24)
+    (k, v), (old_k, old_v) = ([torch.randn(rows, HEADS, dim) for dim in (24, 16)] for rows in (8, 4))
+    backend.prepare_metadata(types.SimpleNamespace(query_start_loc=starts(new), max_query_len=5))
+    chunk = types.SimpleNamespace(query_start_loc=starts(new), cu_seq_lens=starts(before), max_query_len=5, max_seq_len=4)
+    own, of_own = backend.run_prefill_new_tokens(q, k, v, True)
+    into = torch.empty(8, HEADS, 16)
+    context, of_context = backend.run_prefill_context_chunk(chunk, q, old_k, old_v, out=into)
+    assert context is into and of_own.shape == of_context.shape == (HEADS, 8)
+    assert torch.equal(backend.run_prefill_new_tokens(q, k, v, False), own)
+    weight = torch.sigmoid(of_context - of_own).T[..., None]
+    got = own * (1 - weight) + context * weight
+    for rows, keys in ((slice(0, 5), slice(0, 4)), (slice(5, 8), slice(4, 4))):
+        both = [torch.cat([old[keys], x[rows]]) for old, x in ((old_k, k), (old_v, v))]
+        scores = torch.einsum("qhd,khd->hqk", q[rows], both[0]) * 0.3
+        ahead = torch.arange(len(both[0]))[None] > torch.arange(len(q[rows]))[:, None] + keys.stop - keys.start
+        wanted = torch.einsum("hqk,khd->qhd", scores.masked_fill(ahead, -math.inf).softmax(-1), both[1])
+        torch.testing.assert_close(got[rows], wanted, atol=2e-6, rtol=0)
+    with pytest.raises(NotImplementedError, match="choose another mla_prefill_backend"):
+        backend.run_prefill_new_tokens(q, k, v, False, output_scale=torch.ones(1))
+
+
+def test_it_is_registered_by_vllms_names(plugin):
     package, backend, registry = plugin
     package.register()
     package.register()
-    module, _, name = registry.known["CUSTOM"].rpartition(".")
-    assert getattr(importlib.import_module(module), name) is backend.FlashCoreBackend
-    assert backend.FlashCoreBackend.get_name() in registry.AttentionBackendEnum.__members__
+    found = {}
+    for key, path in registry.known.items():
+        module, _, name = path.rpartition(".")
+        found[key] = getattr(importlib.import_module(module), name)
+    assert found["CUSTOM"] is backend.FlashCoreBackend
+    assert {key: one.get_name() for key, one in found.items()} == {
+        "CUSTOM": "CUSTOM", "FLASHCORE_MLA": "FLASHCORE_MLA", "prompts, CUSTOM": "CUSTOM"
+    }  # fmt: skip
+    assert {"CUSTOM", "FLASHCORE_MLA"} <= set(registry.AttentionBackendEnum.__members__)
+
+
+def test_older_releases_have_no_names_to_add(plugin):
+    package, _, _ = plugin
+    registry = sys.modules["recorded"].install(named=False)
+    package.register()
+    assert list(registry.known) == ["CUSTOM"]
 
 
 def test_invariance_is_asked_for_as_vllm_does(plugin, monkeypatch):

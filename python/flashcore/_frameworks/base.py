@@ -182,6 +182,15 @@ class Framework:
             raise TypeError("only torch can view bytes as float8_e4m3fn; pass a cache of that type")
         return cache
 
+    def memory(self, array: Any) -> tuple[int, tuple[int, ...], int, Any] | None:
+        """Where an array lies: its address, its strides and the one of neighbours, and whose memory that is. What says so has
+        `strided` too, which makes another view from there; None elsewhere."""
+        return None
+
+    def bfloat16(self, x: Any) -> Any:
+        """The same numbers as bfloat16."""
+        return x.astype("bfloat16")
+
     def is_array(self, values: Any) -> bool:
         return hasattr(values, "__dlpack__") and getattr(values, "ndim", 1) > 0
 

@@ -58,6 +58,12 @@ class Cupy(Framework):
         with q.device:
             return self.cupy.arange(end)
 
+    def memory(self, array: Any) -> tuple[int, tuple[int, ...], int, Any] | None:
+        return array.data.ptr, array.strides, array.itemsize, array.data.mem.ptr
+
+    def strided(self, array: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+        return self.cupy.lib.stride_tricks.as_strided(array, shape, strides)
+
     def empty(self, q: Any, v: Any) -> Any:
         return empty_like(self.cupy, q, v)
 

@@ -92,6 +92,12 @@ class Numpy(Framework):
     def numbers_to(self, end: int, q: Any) -> Any:
         return self.numpy.arange(end)
 
+    def memory(self, array: Any) -> tuple[int, tuple[int, ...], int, Any] | None:
+        return array.__array_interface__["data"][0], array.strides, array.itemsize, None
+
+    def strided(self, array: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+        return self.numpy.lib.stride_tricks.as_strided(array, shape, strides)
+
     def empty(self, q: Any, v: Any) -> Any:
         return empty_like(self.numpy, q, v)
 

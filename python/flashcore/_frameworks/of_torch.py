@@ -244,6 +244,17 @@ class Torch(Framework):
             return given.reshape(-1).contiguous()
         return given.reshape(1) if given.dim() == 0 else given
 
+    def memory(self, array: Any) -> tuple[int, tuple[int, ...], int, Any] | None:
+        if self.by_operator or without_memory(self.torch, array):
+            return None
+        return array.data_ptr(), array.stride(), 1, array.untyped_storage().data_ptr()
+
+    def strided(self, array: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+        return array.as_strided(shape, strides)
+
+    def bfloat16(self, x: Any) -> Any:
+        return x.bfloat16()
+
     def is_array(self, values: Any) -> bool:
         return isinstance(values, self.torch.Tensor)
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from .. import _flash_attn, _frameworks, _kvcache
 from .._merge import merge
-from .._sequences import space_of
 
 Window = tuple[int | None, int | None]
 
@@ -31,9 +30,7 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """Attention over batch x sequence x heads x dim; with ``return_attn_probs`` also the log-sum-exp."""
-    if qv is not None:
-        q, k, softmax_scale = _joined(q, k, v, qv, softmax_scale)
-    descales = dict(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
+    descales = dict(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk, qv=qv)
     result = _flash_attn.flash_attn_func(
         q, k, v, 0.0, softmax_scale, causal, window_size, softcap, None, deterministic, return_attn_probs, **descales
     )
@@ -96,12 +93,10 @@ def flash_attn_varlen_func(
     s_aux: Any | None = None,
 ) -> Any:
     """Attention over packed sequences; with ``return_attn_probs`` also the log-sum-exp."""
-    if qv is not None:
-        q, k, softmax_scale = _joined(q, k, v, qv, softmax_scale)
     return _flash_attn.flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0, softmax_scale, causal, window_size,
         softcap, seqused_k=seqused_k, seqused_q=seqused_q, attention_chunk=attention_chunk, return_softmax_lse=return_attn_probs, s_aux=s_aux, q_descale=q_descale,
-        k_descale=k_descale, v_descale=v_descale,
+        k_descale=k_descale, v_descale=v_descale, qv=qv,
     )  # fmt: skip
 
 
@@ -188,12 +183,3 @@ def get_scheduler_metadata(
     sm_margin: int = 0,
 ) -> None:
     """None: kernels read lengths when they run, so that there is nothing to plan before and nothing that goes stale."""
-
-
-def _joined(q: Any, k: Any, v: Any, qv: Any, scale: float | None) -> tuple[Any, Any, float]:
-    """Queries whose second part meets the values: q and k with both parts, and the scale of so many features."""
-    if _frameworks.shape("qv", qv)[-1] != _frameworks.shape("v", v)[-1]:
-        raise ValueError(f"qv has {qv.shape[-1]} features but v {v.shape[-1]}; give them as many")
-    space = space_of(q)
-    q, k = space.concat([q, qv], -1), space.concat([k, v], -1)
-    return q, k, q.shape[-1] ** -0.5 if scale is None else scale

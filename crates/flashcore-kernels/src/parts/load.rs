@@ -1,6 +1,7 @@
 //! Tiles of global memory into shared memory by copies of a few bytes per thread, whatever strides and alignment.
 //!
-//! A row's portions are spread over neighbouring threads; a thread keeps its portion and takes every n-th row. What lies
+//! A row's portions are spread over neighbouring threads; a thread keeps its portion and takes every n-th row. Rows of more
+//! portions than a CTA has threads are taken in several parts, one after another. What lies
 //! beyond the tensor's features, and rows beyond a sequence, are never read: zeros take their place. Copies are
 //! asynchronous, by chunks of 16 bytes, where the GPU has such and rows are aligned to at least 4 bytes; others pass
 //! through registers.
@@ -83,15 +84,24 @@ pub(crate) struct TileLoad {
     rows_per_pass: u32,
     /// First row of this thread.
     row: Reg<U32>,
-    /// Where this thread's rows go, but for the tile's offset, which is added as a constant so that tiles of one
-    /// shape share registers: one address per row of the pattern it meets.
-    to: Vec<Reg<U32>>,
+    /// This thread's portions of a row.
+    shares: Vec<Share>,
     /// Where this thread's first row comes from; of rows in pages, where it would lie in the first.
     from: Reg<U64>,
     /// Bytes between rows of neighbouring passes, and between tiles, where rows lie at equal distances.
     steps: Option<Steps>,
     /// What finds rows in pages.
     table: Option<Finder>,
+}
+
+/// A portion of each of a thread's rows.
+#[derive(Debug)]
+struct Share {
+    /// Bytes of a row between this portion and the thread's first.
+    skip: u32,
+    /// Where the rows go, but for the tile's offset, which is added as a constant so that tiles of one shape share
+    /// registers: one address per row of the pattern it meets.
+    to: Vec<Reg<U32>>,
     /// Whether this thread takes part, where some do not.
     active: Option<Pred>,
     features: Features,
@@ -104,21 +114,22 @@ struct Steps {
     tile: Reg<U64>,
 }
 
-/// What a thread reads next: a place that it moves along rows at equal distances, or the entry of its first row.
+/// What a thread reads next: a place that it moves along rows at equal distances, or the entry of its first row; and what of
+/// its portion are features.
 #[derive(Clone, Copy)]
 struct Walk {
     from: Reg<U64>,
     entries: Option<Shared>,
+    features: Features,
 }
 
 impl TileLoad {
     /// The copies of a tile of which the first `dim` columns are features.
     #[track_caller]
     pub(crate) fn new(b: &mut Builder, copies: Copies, tile: &SmemTile, dim: u32, rows: RowSource) -> Self {
-        let element = tile.element();
         let portion = portion_bytes(copies.access, tile, b.threads());
-        let portions = tile.cols() * element.bytes() / portion;
-        let lanes = portions.next_power_of_two();
+        let portions = tile.cols() * tile.element().bytes() / portion;
+        let lanes = portions.next_power_of_two().min(b.threads());
         let rows_per_pass = rows_per_pass(b.threads() / lanes, tile.rows());
         let thread = b.thread();
         let (row, index) = (b.let_(thread / lanes), b.let_(thread % lanes));
@@ -126,23 +137,28 @@ impl TileLoad {
         let skipped = stride.map_or(start, |stride| b.let_(row.widen() * stride + start));
         let column = b.let_(index.mul_wide(portion));
         let pass = stride.map(|stride| b.let_(stride * u64::from(rows_per_pass)));
-        Self {
-            access: copies.access,
-            tile: *tile,
-            portion,
-            at_once: copies.words_at_once * 4 / portion,
-            rows_per_pass,
-            row,
-            to: destinations(b, tile, row, (index, portion), rows_per_pass),
-            from: b.let_(skipped + column),
-            steps: stride.zip(pass).map(|(stride, pass)| {
-                let tile = b.let_(stride * u64::from(tile.rows()));
-                Steps { pass, tile }
-            }),
-            table,
-            active: active(b, portions, row, index, rows_per_pass.min(tile.rows())),
-            features: Features::new(b, Cut { element, dim, bytes: portion }, index, Some(portions)),
-        }
+        let mut to = Some(destinations(b, tile, row, (index, portion), rows_per_pass));
+        let from = b.let_(skipped + column);
+        let steps = stride.zip(pass).map(|(stride, pass)| {
+            let tile = b.let_(stride * u64::from(tile.rows()));
+            Steps { pass, tile }
+        });
+        let cut = Cut { element: tile.element(), dim, bytes: portion };
+        let shares = (0..portions).step_by(lanes as usize).map(|first| {
+            let index = if first == 0 { index } else { b.let_(index + first) };
+            let to = to.take().unwrap_or_else(|| destinations(b, tile, row, (index, portion), rows_per_pass));
+            let padded = (first + lanes > portions).then_some((index, portions));
+            let active = active(b, padded, lanes, (row, rows_per_pass.min(tile.rows())));
+            Share {
+                skip: first * portion,
+                to,
+                active,
+                features: Features::new(b, cut, index, Some(portions)),
+            }
+        });
+        let shares = shares.collect();
+        let (access, at_once) = (copies.access, copies.words_at_once * 4 / portion);
+        Self { access, tile: *tile, portion, at_once, rows_per_pass, row, shares, from, steps, table }
     }
 
     /// Starts the copies into the copy of the tile `skip` bytes on; rows from `rows_there` on become zeros. Rows in pages
@@ -156,17 +172,35 @@ impl TileLoad {
         entries: Option<Shared>,
     ) {
         let skip = skip.into();
-        let starts: Vec<_> = self.to.iter().map(|&to| b.let_(to + skip)).collect();
+        for share in &self.shares {
+            self.issue_share(b, share, skip, rows_there, entries);
+        }
+    }
+
+    /// The copies of one portion of each row.
+    #[track_caller]
+    fn issue_share(
+        &self,
+        b: &mut Builder,
+        share: &Share,
+        skip: Val<U32>,
+        rows_there: Option<Reg<S32>>,
+        entries: Option<Shared>,
+    ) {
+        let starts: Vec<_> = share.to.iter().map(|&to| b.let_(to + skip)).collect();
         let left = rows_there.map(|rows| b.let_(rows - self.row.signed()));
-        let from = b.var(self.from);
+        let from = match share.skip {
+            0 => b.var(self.from),
+            skip => b.var(self.from + u64::from(skip)),
+        };
         let entries = entries.map(|entries| entries.plus(b, self.row * ENTRY_BYTES));
-        let walk = Walk { from, entries };
+        let walk = Walk { from, entries, features: share.features };
         let width = self.access.copy().filter(|_| has_copies(b));
         let copies = |b: &mut Builder| match width {
             Some(width) => self.copies(b, width, &starts, walk, left),
             None => self.copies_through_registers(b, &starts, walk, left),
         };
-        match self.active {
+        match share.active {
             Some(active) => b.if_(active, copies),
             None => copies(b),
         }
@@ -206,12 +240,12 @@ impl TileLoad {
         walk: Walk,
         left: Option<Reg<S32>>,
     ) {
-        let last = self.bytes_of_last(b, width);
+        let last = self.bytes_of_last(b, walk.features, width);
         for pass in 0..self.passes() {
             let from = self.source(b, walk, pass);
             let row = pass * self.rows_per_pass;
             let there = left.map(|left| b.let_(left.gt(row as i32)));
-            let present = both(b, there, self.features.some);
+            let present = both(b, there, walk.features.some);
             let to = self.place(starts, pass);
             let usual = present.map(|present| b.select::<U32>(present, width.bytes(), 0));
             for (at, last) in (0..).step_by(width.bytes() as usize).zip(&last) {
@@ -226,10 +260,10 @@ impl TileLoad {
 
     /// How much of each piece of this thread's portion is read, where that may be less than all.
     #[track_caller]
-    fn bytes_of_last(&self, b: &mut Builder, width: CopyWidth) -> Vec<Option<Reg<U32>>> {
+    fn bytes_of_last(&self, b: &mut Builder, features: Features, width: CopyWidth) -> Vec<Option<Reg<U32>>> {
         let width = width.bytes();
         let piece = |at: u32| {
-            let end = self.features.end.filter(|end| end.bytes < at + width)?;
+            let end = features.end.filter(|end| end.bytes < at + width)?;
             Some(b.select::<U32>(end.whole, width, end.bytes.saturating_sub(at)))
         };
         (0..self.portion).step_by(width as usize).map(piece).collect()
@@ -278,7 +312,7 @@ impl TileLoad {
         let read = |pass: u32| {
             let from = self.source(b, walk, pass);
             let there = left.map(|left| b.let_(left.gt((pass * self.rows_per_pass) as i32)));
-            Portion::read(b, self.access, &self.features, from.into(), there)
+            Portion::read(b, self.access, &walk.features, from.into(), there)
         };
         let portions: Vec<_> = (0..passes).map(read).collect();
         for (pass, portion) in (0..).zip(portions) {
@@ -344,10 +378,16 @@ fn destinations(
         .collect()
 }
 
-/// Whether a thread has portions at all, where those of a pass of `rows` rows are not as many as there are threads.
+/// Whether a thread has a portion at all: where `padded` says which number there may not be, and where `lanes` threads for each
+/// of some rows are fewer than there are.
 #[track_caller]
-fn active(b: &mut Builder, portions: u32, row: Reg<U32>, index: Reg<U32>, rows: u32) -> Option<Pred> {
-    let padded = (!portions.is_power_of_two()).then(|| b.let_(index.lt(portions)));
-    let beyond = (b.threads() / portions.next_power_of_two() > rows).then(|| b.let_(row.lt(rows)));
+fn active(
+    b: &mut Builder,
+    padded: Option<(Reg<U32>, u32)>,
+    lanes: u32,
+    (row, rows): (Reg<U32>, u32),
+) -> Option<Pred> {
+    let padded = padded.map(|(index, portions)| b.let_(index.lt(portions)));
+    let beyond = (b.threads() / lanes > rows).then(|| b.let_(row.lt(rows)));
     both(b, padded, beyond)
 }

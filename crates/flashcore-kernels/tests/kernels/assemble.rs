@@ -162,17 +162,21 @@ fn summed_heads() -> impl Iterator<Item = Plan> {
 /// The general kernel's tile for heads of every row of its table on every kind of GPU, where there is one.
 fn tiles_of_every_gpu() -> Vec<Plan> {
     let gpus = [Gpu::TURING, Gpu::AMPERE, Gpu::ADA, Gpu::HOPPER, Gpu::BLACKWELL, Gpu::BLACKWELL_RTX];
-    let dims = [(59, 59), (64, 64), (111, 111), (128, 128), (256, 256), (512, 512), (512, 64), (64, 512)];
+    let mut dims =
+        vec![(59, 59), (64, 64), (111, 111), (128, 128), (256, 256), (512, 512), (512, 64), (64, 512)];
+    dims.push((576, 512)); // rows of latents, of 16 bits and of 8
     let mut plans = Vec::new();
     for gpu in gpus {
-        for ((qk, v), mask) in dims.into_iter().flat_map(|dims| [Mask::NONE, Mask::CAUSAL].map(|m| (dims, m)))
-        {
+        for (&(qk, v), mask) in dims.iter().flat_map(|dims| [Mask::NONE, Mask::CAUSAL].map(|m| (dims, m))) {
             let layout = |dim| Layout::bshd(Dims::new(2, 8, 1000, dim)).unwrap();
             let spec = Spec { mask, ..Spec::new(DType::F16, layout(qk), layout(qk), layout(v)) };
-            plans.extend(plan_general(&spec.parse().unwrap(), &gpu, 16));
+            let narrow = (qk > 512).then(|| spec.clone().over(DType::E4M3));
+            for spec in [spec].into_iter().chain(narrow) {
+                plans.extend(plan_general(&spec.parse().unwrap(), &gpu, 16));
+            }
         }
     }
-    assert!(plans.len() >= 92, "{} tiles", plans.len());
+    assert!(plans.len() >= 112, "{} tiles", plans.len());
     plans
 }
 

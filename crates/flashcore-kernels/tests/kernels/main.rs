@@ -6,6 +6,7 @@ mod covering;
 mod dropout;
 mod experts;
 mod invariant;
+mod latent;
 mod mutation;
 mod packed;
 mod packed_gradients;
