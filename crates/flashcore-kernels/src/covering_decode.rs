@@ -22,7 +22,7 @@ const HEADS_KV: usize = 2;
 
 /// How sequences lie in the tensors.
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+pub(crate) enum Kind {
     Uniform,
     Used,
     UsedKeys,
@@ -33,13 +33,13 @@ enum Kind {
     PackedPages(usize),
 }
 
-const KINDS: [Kind; 6] =
+pub(crate) const KINDS: [Kind; 6] =
     [Kind::Uniform, Kind::Used, Kind::UsedKeys, Kind::Ragged, Kind::Pages(3), Kind::PackedPages(32)];
 
 impl Kind {
     /// Lengths of two sequences of at most `queries` queries, or of more where they are packed: one without queries, one
     /// without keys.
-    fn lengths(self, queries: usize) -> Lengths {
+    pub(crate) fn lengths(self, queries: usize) -> Lengths {
         let (queries, keys) = (queries as u32, KEYS as u32);
         match self {
             Self::Uniform => Lengths::Uniform,
@@ -52,7 +52,7 @@ impl Kind {
     }
 
     /// Batch and rows of Q.
-    fn queries(self, queries: usize) -> [usize; 2] {
+    pub(crate) fn queries(self, queries: usize) -> [usize; 2] {
         match self {
             Self::Ragged | Self::PackedPages(_) => [1, 2 + queries],
             _ => [2, queries],
@@ -60,7 +60,7 @@ impl Kind {
     }
 
     /// Batch and rows of K and V.
-    fn keys(self) -> [usize; 2] {
+    pub(crate) fn keys(self) -> [usize; 2] {
         match self {
             Self::Ragged => [1, 130 + KEYS],
             Self::Pages(size) | Self::PackedPages(size) => [SEQUENCES * KEYS.div_ceil(size), size],
@@ -69,7 +69,7 @@ impl Kind {
     }
 
     /// Pages from the last to the first, the sequences' in turn; nothing where nobody may look.
-    fn table(self) -> Option<PageTable> {
+    pub(crate) fn table(self) -> Option<PageTable> {
         let (Self::Pages(size) | Self::PackedPages(size)) = self else { return None };
         let keys: &[usize] = if self == Self::Pages(size) { &[KEYS, 77] } else { &[100, 30, 0, KEYS] };
         let (columns, pages) = (KEYS.div_ceil(size), self.keys()[0]);

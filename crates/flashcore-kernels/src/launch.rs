@@ -12,8 +12,8 @@ use flashcore_tile::{BuildError, Code, Extent, Program};
 use crate::{
     append,
     backward_rows::{self, sinks},
-    backward_sm80, backward_sm90, backward_sums, decode, forward_sm80, forward_sm90, grouped, merge, moe,
-    quantise, turn_values,
+    backward_sm80, backward_sm90, backward_sums, combine, decode, forward_sm80, forward_sm90, grouped, merge,
+    moe, quantise, turn_values,
 };
 
 /// The config of a kernel of one family: everything that decides its text.
@@ -28,6 +28,8 @@ pub enum KernelConfig {
     TurnValues(turn_values::Config),
     /// Attention of few queries over many keys, from sm_80 on.
     Decode(decode::Config),
+    /// Parts of rows, which the general kernel left, put together.
+    Combine(combine::Config),
     /// Partial results put together.
     Merge(merge::Config),
     /// New rows of a cache.
@@ -58,6 +60,7 @@ impl KernelConfig {
             Self::Sm90(cfg) => cfg.name().to_string(),
             Self::TurnValues(cfg) => cfg.name().to_string(),
             Self::Decode(cfg) => cfg.name().to_string(),
+            Self::Combine(cfg) => cfg.name().to_string(),
             Self::Merge(cfg) => cfg.name().to_string(),
             Self::Append(cfg) => cfg.name().to_string(),
             Self::BackwardRows(cfg) => cfg.name().to_string(),
@@ -83,7 +86,11 @@ impl KernelConfig {
             Self::Sm90(_) | Self::TurnValues(_) | Self::BackwardSm90(_) | Self::BackwardSums(_) => {
                 Target::Sm90a
             }
-            Self::Merge(_) | Self::Append(_) | Self::BackwardRows(_) | Self::BackwardSinks(_) => Target::Sm80,
+            Self::Combine(_)
+            | Self::Merge(_)
+            | Self::Append(_)
+            | Self::BackwardRows(_)
+            | Self::BackwardSinks(_) => Target::Sm80,
         }
     }
 
@@ -94,6 +101,7 @@ impl KernelConfig {
             Self::Sm90(cfg) => cfg.registers_at_entry(),
             Self::Decode(cfg) => cfg.shape.registers(),
             Self::TurnValues(cfg) => cfg.registers(),
+            Self::Combine(cfg) => cfg.registers(),
             Self::Merge(cfg) => cfg.registers(),
             Self::Append(cfg) => cfg.registers(),
             Self::BackwardRows(cfg) => cfg.registers(),
@@ -114,6 +122,7 @@ impl KernelConfig {
             Self::Sm90(cfg) => forward_sm90::forward_sm90(*cfg).map(AnyProgram::Forward),
             Self::TurnValues(cfg) => turn_values::turn_values(cfg).map(AnyProgram::Forward),
             Self::Decode(cfg) => decode::decode(cfg).map(AnyProgram::Forward),
+            Self::Combine(cfg) => combine::combine(cfg).map(AnyProgram::Forward),
             Self::Merge(cfg) => merge::merge(cfg).map(AnyProgram::Merge),
             Self::Append(cfg) => append::append(cfg).map(AnyProgram::Append),
             Self::BackwardRows(cfg) => backward_rows::backward_rows(cfg).map(AnyProgram::Backward),

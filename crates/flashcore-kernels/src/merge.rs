@@ -207,13 +207,7 @@ impl Arguments {
             |b| b.test(Cmp::Lt, column, self.dim),
             |b| {
                 let merged = parts.sum(b, cfg, top, column);
-                let skipped = b.mul_wide(column, cfg.out.bytes() as u32);
-                let to = b.add(to, skipped);
-                store(b, cfg.out, to, &merged.values);
-                let (wanted, first) = (b.test(Cmp::Ne, self.lse, 0), b.test(Cmp::Eq, column, 0));
-                let writes = b.both(wanted, first);
-                let at = b.add(self.lse, lse_bytes);
-                b.predicated(writes, |b| b.store_global(at, &[merged.lse.into()]));
+                merged.write(b, cfg.out, (to, column), (self.lse, lse_bytes));
                 b.add_to(column, cfg.shape.width * cfg.shape.lanes);
             },
         );
@@ -251,7 +245,7 @@ fn offset(b: &mut Builder, place: [Reg<U32>; 3], strides: [Reg<U64>; 3]) -> Reg<
 }
 
 /// One row of every part, for one lane.
-enum Rows {
+pub(crate) enum Rows {
     /// Each with its address and its LSE.
     Listed(Vec<(Reg<U64>, Reg<F32>)>),
     /// The first one's address and that of its LSE, the number of parts, and bytes to the next of both.
@@ -259,9 +253,29 @@ enum Rows {
 }
 
 /// What one lane has of a merged row.
-struct Merged {
+pub(crate) struct Merged {
     values: Vec<Reg<F32>>,
     lse: Reg<F32>,
+}
+
+impl Merged {
+    /// Writes the values to the features from `column` on of the row at `row`, and the lane of the first feature the row's LSE,
+    /// `bytes` behind the first of all, unless that is at address 0.
+    pub(crate) fn write(
+        &self,
+        b: &mut Builder,
+        out: DType,
+        (row, column): (Reg<U64>, Reg<U32>),
+        (lse, bytes): (Reg<U64>, Reg<U64>),
+    ) {
+        let skipped = b.mul_wide(column, out.bytes() as u32);
+        let to = b.add(row, skipped);
+        store(b, out, to, &self.values);
+        let (wanted, first) = (b.test(Cmp::Ne, lse, 0), b.test(Cmp::Eq, column, 0));
+        let writes = b.both(wanted, first);
+        let at = b.add(lse, bytes);
+        b.predicated(writes, |b| b.store_global(at, &[self.lse.into()]));
+    }
 }
 
 impl Rows {
@@ -299,7 +313,7 @@ impl Rows {
     }
 
     /// The largest LSE; 0 where all are −∞, so that differences to it stay −∞.
-    fn top(&self, b: &mut Builder) -> Reg<F32> {
+    pub(crate) fn top(&self, b: &mut Builder) -> Reg<F32> {
         let top = b.var(f32::NEG_INFINITY);
         self.each(b, |b, _, lse| {
             let larger = b.max(top, lse);
@@ -310,7 +324,7 @@ impl Rows {
     }
 
     /// The weighted sums of the features from `column` on.
-    fn sum(&self, b: &mut Builder, cfg: &Config, top: Reg<F32>, column: Reg<U32>) -> Merged {
+    pub(crate) fn sum(&self, b: &mut Builder, cfg: &Config, top: Reg<F32>, column: Reg<U32>) -> Merged {
         let sums: Vec<Reg<F32>> = (0..cfg.shape.width).map(|_| b.var(0.0)).collect();
         let total = b.var(0.0);
         let skipped = b.mul_wide(column, cfg.part.bytes() as u32);

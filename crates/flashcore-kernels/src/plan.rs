@@ -22,6 +22,7 @@ mod moe;
 mod narrow;
 mod quantise;
 mod single;
+mod split;
 mod tile;
 pub mod tuned;
 
@@ -117,6 +118,11 @@ impl Plan {
         {
             return Self::narrow(cfg, problem, gpu, why);
         }
+        if let KernelConfig::Sm80(cfg) = kernel
+            && let Some(parts) = cfg.parts
+        {
+            return split::plan_of(cfg, parts, problem, gpu, why);
+        }
         Self::of(vec![Self::launch(kernel, problem, gpu)], gpu, why)
     }
 
@@ -126,6 +132,7 @@ impl Plan {
             KernelConfig::Sm80(cfg) => forward_sm80::extent(cfg, problem),
             KernelConfig::Sm90(cfg) => Some(forward_sm90::extent(*cfg, problem, gpu.sms)),
             KernelConfig::Decode(cfg) => crate::decode::extent(cfg, problem, gpu.sms),
+            KernelConfig::Combine(cfg) => crate::combine::extent(cfg, problem),
             // Kernels of other operations have plans of their own.
             _ => None,
         };
@@ -241,7 +248,10 @@ pub fn plan(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanEr
         Ok(plan) => Ok(plan),
         Err(_) => match mixed::plan(problem, gpu, alignment)? {
             Some(plan) => Ok(plan),
-            None => plan_many(problem, gpu, alignment),
+            None => {
+                let many = plan_many(problem, gpu, alignment)?;
+                Ok(split::plan(&many, problem, gpu).unwrap_or(many))
+            }
         },
     }
 }
@@ -381,6 +391,7 @@ fn general_config(
         access,
         paged: problem.pages().is_some(),
         share: Share::All,
+        parts: None,
     }))
 }
 

@@ -135,9 +135,9 @@ impl Simulator {
                 without(&mut spec, slots::LSE);
             }
             let mut given = buffers(call);
-            // What one has turned the next reads.
-            let turned = |buffer: &Buffer| buffer.slot == slots::TURNED;
-            given.extend(last.take().into_iter().flat_map(|last| last.buffers).filter(turned));
+            // What one has transposed, or left in parts, the next reads.
+            let kept = |buffer: &Buffer| [slots::TURNED, slots::PARTS].contains(&buffer.slot);
+            given.extend(last.take().into_iter().flat_map(|last| last.buffers).filter(kept));
             let outcome = self.run(&program, &spec, given)?;
             if !outcome.halted {
                 write_back(call.outputs(), &outcome, [slots::OUT, slots::LSE]);

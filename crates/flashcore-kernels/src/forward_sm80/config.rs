@@ -61,6 +61,9 @@ pub struct Config {
     pub paged: bool,
     /// Which sequences it computes: all, or the long ones.
     pub share: Share,
+    /// Parts that the keys of a row are split into, for few queries: the queries of all heads of a group are rows then, and what
+    /// CTAs leave in f32 is put together by [`crate::combine`].
+    pub parts: Option<u32>,
 }
 
 /// Tile, warps and pipeline of a kernel: what tuning changes.
@@ -183,6 +186,7 @@ impl Config {
         option(self.accumulate, "_acc");
         option(self.paged, "_paged");
         option(self.share != Share::All, "_long");
+        option(self.parts.is_some(), &format!("_p{}", self.parts.unwrap_or(0)));
         option(self.access != Access::B16, &format!("_a{}", self.access.bytes()));
         Ident::new(name).expect("made of legal parts")
     }

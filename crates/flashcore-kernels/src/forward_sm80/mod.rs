@@ -10,8 +10,9 @@
 //! its own; where their output is too wide for its registers, two warps have the same rows and halves of the columns.
 //! Keys in pages are found a turn before they are loaded, see `parts/entries.rs`. Those of 8 bits are widened in shared
 //! memory when they have arrived, see `parts/widen.rs`. f32 tensors take the same way with three products for one, see
-//! `parts/factor.rs`. Reads Q, K, V, SINKS, BIAS, SEED, FACTORS_*, LENGTHS_*, TABLE; writes OUT and, unless it is null, LSE (see
-//! [`crate::slots`]).
+//! `parts/factor.rs`. Of few queries over many keys all heads of a group are rows of one tile, and CTAs share its keys: each
+//! leaves its part of the rows in f32, see `parts/split.rs`. Reads Q, K, V, SINKS, BIAS, SEED, FACTORS_*, LENGTHS_*, TABLE; writes OUT and, unless it is null, LSE, or
+//! PARTS (see [`crate::slots`]).
 
 mod block;
 mod config;
@@ -35,9 +36,10 @@ use crate::{
         mask::Mask,
         pages::PageArguments,
         scale::Scale,
-        schedule::{LongOnly, Schedule, Side, long_tiles},
+        schedule::{LongOnly, Schedule, Side, folded_tiles, long_tiles},
         share::Share,
         sinks::SinkArgument,
+        split::{self, SplitRows},
         tensor::TensorArgument,
     },
     slots,
@@ -61,6 +63,10 @@ pub(crate) struct Arguments {
     long: Option<LongOnly>,
     factors: Option<CacheFactors>,
     dropout: Option<DropoutArgument>,
+    /// Where parts of rows go, where keys are split.
+    split: Option<SplitRows>,
+    /// Bytes between neighbouring rows of the queries then.
+    q_step: Option<Reg<U64>>,
 }
 
 impl Arguments {
@@ -73,13 +79,18 @@ impl Arguments {
             lse: params.buffer(b, "lse", slots::LSE),
             sinks: SinkArgument::declare(b, params, cfg.sinks),
             bias: BiasArgument::declare(b, params, cfg.bias),
-            schedule: Schedule::declare(b, params, (Side::Queries, cfg.lengths), cfg.tile_m()),
+            schedule: match cfg.parts {
+                None => Schedule::declare(b, params, (Side::Queries, cfg.lengths), cfg.tile_m()),
+                Some(_) => Schedule::declare_folded(b, params, cfg.lengths, cfg.tile_m()),
+            },
             mask: Mask::declare(b, params, cfg.mask),
             scale: Scale::declare(b, params, cfg.softcap, cfg.input),
             pages: cfg.paged.then(|| PageArguments::declare(b, params)),
             long: (cfg.share == Share::Long).then(|| LongOnly::declare(b, params)),
             factors: cfg.scaled.then(|| CacheFactors::declare(b, params)),
             dropout: DropoutArgument::declare(b, params, cfg.dropout),
+            split: cfg.parts.map(|parts| SplitRows::declare(b, params, [cfg.dim_v, parts])),
+            q_step: cfg.parts.map(|_| params.u64(b, "q_step", |p| folded_step(p).unwrap_or(0))),
         }
     }
 }
@@ -122,6 +133,18 @@ impl Layout {
     }
 }
 
+/// Bytes from a row of the queries to the next where those of all heads of a group are rows; `None` where they do not lie at
+/// equal distances.
+pub(crate) fn folded_step(problem: &Problem) -> Option<u64> {
+    let [_, head, row, _] = problem.q().strides();
+    let step = match problem.group() {
+        1 => row,
+        _ if problem.seq_q() == 1 => head,
+        group => (problem.heads_kv() == 1 && row == group * head).then_some(head)?,
+    };
+    Some((step * problem.dtype().bytes()) as u64)
+}
+
 /// Builds the kernel.
 pub fn forward_sm80(cfg: &Config) -> Result<Program<Problem>, BuildError> {
     let name = cfg.name();
@@ -135,9 +158,15 @@ pub fn forward_sm80(cfg: &Config) -> Result<Program<Problem>, BuildError> {
 
 /// The launch that computes `problem`: one CTA for each row tile. `None` where there is nothing to compute.
 pub fn extent(cfg: &Config, problem: &Problem) -> Option<Extent> {
-    let tiles = match cfg.share {
-        Share::Long => long_tiles(problem, cfg.tile_m()),
-        _ => Side::Queries.tile_count(problem, cfg.tile_m()),
+    let tiles = match (cfg.parts, cfg.share) {
+        (Some(parts), _) => folded_tiles(problem, cfg.tile_m()) * u64::from(parts),
+        (None, Share::Long) => long_tiles(problem, cfg.tile_m()),
+        (None, _) => Side::Queries.tile_count(problem, cfg.tile_m()),
     };
-    (tiles > 0).then(|| Extent { grid: [tiles as u32, 1, 1], workspace: Vec::new(), dependent: false })
+    let workspace = cfg.parts.map(|parts| split::workspace(problem, parts));
+    (tiles > 0).then(|| Extent {
+        grid: [tiles as u32, 1, 1],
+        workspace: workspace.into_iter().collect(),
+        dependent: false,
+    })
 }

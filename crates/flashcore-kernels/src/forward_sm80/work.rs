@@ -20,23 +20,25 @@ use crate::parts::{
     operand::{Across, Along},
     scale::Scale,
     schedule::{Side, Tile},
-    softmax::Softmax,
+    softmax::{Finished, Softmax},
+    split::{self, SplitRows},
     staged::{Output, columns_at},
     widen::Widening,
 };
 
 /// Computes this CTA's row tile.
 pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: &Layout) {
-    let tile = match args.long {
-        Some(long) => args.schedule.long_tile(b, cfg.tile_m(), long),
-        None => args.schedule.tile(b, cfg.tile_m()),
-    };
+    let (tile, part) = find_tile(b, cfg, args);
     let beyond = b.uniform::<Cta>(tile.first_row.ge(tile.rows));
     b.if_uniform(beyond, |b| b.exit());
 
-    let rows = Rows::new(b, cfg, &tile);
-    let visible = args.mask.over(b, tile.q_len, tile.kv_len);
-    let ring = Ring::start(b, cfg, args, layout, &tile, &rows, &visible);
+    let rows = Rows::new(b, cfg, args, &tile);
+    let queries = rows.query(b, tile.q_len.signed()).unsigned();
+    let visible = args.mask.over(b, queries, tile.kv_len);
+    load_q(b, cfg, args, layout, &tile, rows.there);
+    let tiles = key_tiles(b, cfg, &tile, &rows, &visible);
+    let tiles = part.map_or(tiles, |part| part.of(b, tiles));
+    let ring = Ring::start(b, cfg, args, layout, &tile, &rows, tiles);
     let factors = args.factors.map(|factors| factors.at(b, tile.sequence, tile.head_kv));
     let scale = factors.map_or(args.scale, |[of_keys, _]| args.scale.times(b, of_keys));
     let blocks: Vec<_> = (0..cfg.shape.blocks).map(|_| Block::new(b, cfg, &scale)).collect();
@@ -62,6 +64,10 @@ pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: 
         .zip(blocks)
         .map(|(n, block)| row_end(b, cfg, block, (sink, factor), rows.thread, tile.q_len, n))
         .collect();
+    if let Some(part) = part {
+        load::wait(b, 0);
+        return part.write(b, cfg, args, (&tile, &rows), &finished);
+    }
     let lse = args.lse_of_row(b, &tile);
     let lse = Lse { base: args.lse, to: lse, warp_row: rows.warp, share: rows.share, rows: rows.written };
     let Some(staging) = layout.staging else {
@@ -74,6 +80,58 @@ pub(super) fn row_tile(b: &mut Builder, cfg: &Config, args: &Arguments, layout: 
     b.sync_cta();
     let tiles: Vec<_> = finished.into_iter().map(|(acc, finished)| (acc, finished.factor)).collect();
     output(b, cfg, args, staging, &tile, &rows).write(b, &tiles);
+}
+
+/// The tile of this CTA, and its part of the keys where others have parts of them too.
+fn find_tile(b: &mut Builder, cfg: &Config, args: &Arguments) -> (Tile, Option<Part>) {
+    let tile = match (args.split, cfg.parts, args.long) {
+        (Some(rows), Some(parts), _) => {
+            let cta = b.cta();
+            let (index, number) = (b.let_(cta / parts), b.let_(cta % parts));
+            let tile = args.schedule.tile_number(b, index, cfg.tile_m());
+            return (tile, Some(Part { rows, parts, number }));
+        }
+        (_, _, Some(long)) => args.schedule.long_tile(b, cfg.tile_m(), long),
+        _ => args.schedule.tile(b, cfg.tile_m()),
+    };
+    (tile, None)
+}
+
+/// One of several parts of a row tile's keys.
+#[derive(Clone, Copy)]
+struct Part {
+    rows: SplitRows,
+    parts: u32,
+    number: Reg<U32>,
+}
+
+impl Part {
+    /// The key tiles of this part: neighbours, as many as in the others but for the last ones.
+    fn of(&self, b: &mut Builder, tiles: KeyTiles) -> KeyTiles {
+        let first = tiles.begin.unwrap_or_else(|| b.var(0));
+        let count = b.let_((tiles.end - first).max(0).unsigned());
+        let each = b.let_(count.div_ceil(self.parts));
+        let begin = b.let_((first + (self.number * each).signed()).min(tiles.end));
+        let end = b.let_((begin + each.signed()).min(tiles.end));
+        KeyTiles { begin: Some(begin), end, ..tiles }
+    }
+
+    /// Leaves rows and their LSE for `combine`.
+    fn write(
+        &self,
+        b: &mut Builder,
+        cfg: &Config,
+        args: &Arguments,
+        (tile, rows): (&Tile, &Rows),
+        finished: &[(Acc, Finished)],
+    ) {
+        let first = split::first_row(b, &args.schedule, tile);
+        let [to, lse] = self.rows.place(b, self.number, first);
+        let stride = b.var(u64::from(self.rows.row_bytes()));
+        let (warp_row, share, written) = (rows.warp, rows.share, rows.written);
+        let lse = Lse { base: lse, to: lse, warp_row, share, rows: written };
+        WideOutput { to, stride, warp_row, share, rows: written }.write(b, cfg, &lse, finished);
+    }
 }
 
 fn output(
@@ -125,10 +183,12 @@ struct Rows {
     there: Reg<S32>,
     /// Rows of the tile that the output has.
     written: Reg<S32>,
+    /// Rows of each query, where heads of a group are rows.
+    group: Option<Reg<U32>>,
 }
 
 impl Rows {
-    fn new(b: &mut Builder, cfg: &Config, tile: &Tile) -> Self {
+    fn new(b: &mut Builder, cfg: &Config, args: &Arguments, tile: &Tile) -> Self {
         let warp = b.warp();
         let warp = b.uniform_register(warp);
         let side_by_side = cfg.shape.warps / cfg.columns().groups;
@@ -142,7 +202,14 @@ impl Rows {
         let thread = b.let_(warp_first + quad);
         let left = |b: &mut Builder, rows: Reg<U32>| b.let_((rows - tile.first_row).signed());
         let [warp_first, thread] = [warp_first, thread].map(Reg::signed);
-        Self { warp, share, warp_first, thread, there: left(b, tile.q_len), written: left(b, tile.rows) }
+        let (there, written) = (left(b, tile.q_len), left(b, tile.rows));
+        let group = args.split.map(|_| args.schedule.group());
+        Self { warp, share, warp_first, thread, there, written, group }
+    }
+
+    /// The query that a row is of.
+    fn query(&self, b: &mut Builder, row: Reg<S32>) -> Reg<S32> {
+        self.group.map_or(row, |group| b.let_((row.unsigned() / group).signed()))
     }
 }
 
@@ -178,10 +245,8 @@ impl Ring {
         layout: &Layout,
         tile: &Tile,
         rows: &Rows,
-        visible: &Visibility,
+        tiles: KeyTiles,
     ) -> Self {
-        load_q(b, cfg, args, layout, tile, rows.there);
-        let tiles = key_tiles(b, cfg, tile, visible);
         let last = b.let_(tiles.end - 1);
         let first_key = b.let_(last * cfg.shape.tile_n as i32);
         let table =
@@ -290,8 +355,14 @@ impl Ring {
 
 fn load_q(b: &mut Builder, cfg: &Config, args: &Arguments, layout: &Layout, tile: &Tile, there: Reg<S32>) {
     let row = b.let_(tile.q_start + tile.first_row);
-    let from = tile.row_address(b, &args.q, tile.head, row);
-    let rows = RowSource::Strided(from, args.q.row);
+    let rows = match args.q_step {
+        None => RowSource::Strided(tile.row_address(b, &args.q, tile.head, row), args.q.row),
+        Some(step) => {
+            let zero = b.var(0u32);
+            let first = tile.row_address(b, &args.q, tile.head, zero);
+            RowSource::Strided(b.let_(row.widen() * step + first), step)
+        }
+    };
     let load = TileLoad::new(b, cfg.copies(), &layout.q, cfg.dim_qk, rows);
     load.issue(b, 0, Some(there), None);
     load::commit(b);
@@ -315,10 +386,11 @@ fn key_rows(
 }
 
 /// The key tiles of the row tile; none for rows beyond the queries.
-fn key_tiles(b: &mut Builder, cfg: &Config, tile: &Tile, visible: &Visibility) -> KeyTiles {
+fn key_tiles(b: &mut Builder, cfg: &Config, tile: &Tile, rows: &Rows, visible: &Visibility) -> KeyTiles {
     let end = b.let_(tile.first_row + cfg.tile_m());
     let last = b.let_((end.min(tile.q_len) - 1).signed());
-    let tiles = visible.key_tiles(b, [tile.first_row.signed(), last], cfg.shape.tile_n);
+    let queries = [tile.first_row.signed(), last].map(|row| rows.query(b, row));
+    let tiles = visible.key_tiles(b, queries, cfg.shape.tile_n);
     KeyTiles { end: b.let_(tile.first_row.ge(tile.q_len).select(0, tiles.end)), ..tiles }
 }
 
@@ -422,7 +494,8 @@ impl KeyLoop<'_> {
     fn seen(&self, b: &mut Builder, first: Reg<U32>) -> Uniform<Warp> {
         let key = self.step_key(b, first);
         let last_row = b.let_(self.rows.warp_first + ((self.cfg.shape.blocks * MMA_M) as i32 - 1));
-        let seen = self.visible.any(b, [self.rows.warp_first, last_row], key, self.cfg.shape.step_n);
+        let queries = [self.rows.warp_first, last_row].map(|row| self.rows.query(b, row));
+        let seen = self.visible.any(b, queries, key, self.cfg.shape.step_n);
         b.uniform(seen)
     }
 
@@ -439,7 +512,8 @@ impl KeyLoop<'_> {
                 bias.add(b, Side::Queries, scores, rows, key);
             }
             if kind == Kind::Cut {
-                self.visible.of_thread(b, rows).hide(b, scores, key);
+                let queries = rows.map(|row| self.rows.query(b, row));
+                self.visible.of_thread(b, queries).hide(b, scores, key);
             }
         }
     }

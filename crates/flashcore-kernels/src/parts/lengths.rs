@@ -120,6 +120,12 @@ pub(crate) struct Span {
 }
 
 impl Span {
+    /// The same where each row is `group` rows.
+    #[track_caller]
+    pub(crate) fn times(self, b: &mut Builder, group: Reg<U32>) -> Self {
+        Self { start: b.let_(self.start * group), len: b.let_(self.len * group) }
+    }
+
     /// The same in registers that all threads of a warp share; a whole warp must ask.
     #[track_caller]
     pub(crate) fn uniform(self, b: &mut Builder) -> Self {

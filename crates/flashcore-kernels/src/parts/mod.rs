@@ -26,6 +26,7 @@ pub(crate) mod sections;
 pub mod share;
 pub(crate) mod sinks;
 pub mod softmax;
+pub(crate) mod split;
 pub(crate) mod staged;
 pub(crate) mod tensor;
 pub(crate) mod turner;

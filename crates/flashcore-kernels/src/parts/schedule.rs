@@ -35,6 +35,8 @@ pub(crate) struct Schedule {
     row_tiles: Reg<U32>,
     section: Reg<U32>,
     lengths: LengthArguments,
+    /// Whether the queries of all heads of a group are rows, see [`Schedule::declare_folded`].
+    folded: bool,
 }
 
 /// The tile of a CTA, as registers that all its threads agree on.
@@ -106,7 +108,34 @@ impl Schedule {
         let seq_q = params.u32(b, "seq_q", |p| p.as_ref().seq_q() as u32);
         let seq_kv = params.u32(b, "seq_kv", |p| p.as_ref().seq_kv() as u32);
         let lengths = LengthArguments::declare(b, params, kind, [seq_q, seq_kv]);
-        Self { side, kind, heads, group, planes, row_tiles, section, lengths }
+        Self { side, kind, heads, group, planes, row_tiles, section, lengths, folded: false }
+    }
+
+    /// The schedule of rows that are the queries of all heads that share a key head, heads of a query next to each other: heads
+    /// of the schedule are key heads then, and rows of a [`Tile`] count such rows.
+    #[track_caller]
+    pub(crate) fn declare_folded(
+        b: &mut Builder,
+        params: &mut Params<Problem>,
+        kind: LengthsKind,
+        tile_rows: u32,
+    ) -> Self {
+        let heads = params.u32(b, "heads", |p| p.heads_kv() as u32);
+        let group = params.u32(b, "group", |p| p.group() as u32);
+        let planes = params.u32(b, "planes", |p| Side::Keys.planes(p) as u32);
+        let row_tiles = params.u32(b, "row_tiles", move |p| folded_row_tiles(p, tile_rows) as u32);
+        let section = b.var(1);
+        let seq_q = params.u32(b, "seq_q", |p| p.seq_q() as u32);
+        let seq_kv = params.u32(b, "seq_kv", |p| p.seq_kv() as u32);
+        let lengths = LengthArguments::declare(b, params, kind, [seq_q, seq_kv]);
+        Self { side: Side::Queries, kind, heads, group, planes, row_tiles, section, lengths, folded: true }
+    }
+
+    /// Query and query head of a folded row of a tile's sequence.
+    #[track_caller]
+    pub(crate) fn unfolded(&self, b: &mut Builder, tile: &Tile, row: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
+        let row = b.let_(tile.q_start + row);
+        (b.let_(row / self.group), b.let_(tile.head + row % self.group))
     }
 
     /// Rows of Q, all sequences together where they are packed.
@@ -136,7 +165,14 @@ impl Schedule {
     /// The tile of this CTA.
     #[track_caller]
     pub(crate) fn tile(&self, b: &mut Builder, tile_rows: u32) -> Tile {
-        let (row_tile, plane) = self.place(b);
+        let index = b.cta();
+        self.tile_number(b, index, tile_rows)
+    }
+
+    /// Tile number `index`.
+    #[track_caller]
+    pub(crate) fn tile_number(&self, b: &mut Builder, index: Reg<U32>, tile_rows: u32) -> Tile {
+        let (row_tile, plane) = self.place(b, index);
         let sequence = b.uniform_register(plane / self.heads);
         let head = b.uniform_register(plane % self.heads);
         self.tile_of(b, tile_rows, row_tile, [sequence, head])
@@ -176,13 +212,18 @@ impl Schedule {
         let zero = b.var(0);
         let first_row = b.let_(row_tile * tile_rows);
         let (head, head_kv) = match self.side {
-            Side::Queries => (head, b.uniform_register(head / self.group)),
-            Side::Keys => (b.let_(head * self.group), head),
+            Side::Queries if !self.folded => (head, b.uniform_register(head / self.group)),
+            _ => (b.let_(head * self.group), head),
         };
         let all = [self.lengths.seq_q, self.lengths.seq_kv].map(|len| Span { start: zero, len });
         let [q, kv] = match self.kind {
             LengthsKind::Uniform => all,
             _ => self.lengths.sequence(b, sequence).map(|span| span.uniform(b)),
+        };
+        let (all, q) = if self.folded {
+            ([all[0].times(b, self.group), all[1]], q.times(b, self.group))
+        } else {
+            (all, q)
         };
         let (batch, held) = match self.kind {
             LengthsKind::Ragged | LengthsKind::PackedQueries => (zero, [q, kv]),
@@ -203,10 +244,9 @@ impl Schedule {
         }
     }
 
-    /// Row tile and plane (sequence and head) of this CTA.
+    /// Row tile and plane (sequence and head) of tile number `index`.
     #[track_caller]
-    fn place(&self, b: &mut Builder) -> (Reg<U32>, Reg<U32>) {
-        let index = b.cta();
+    fn place(&self, b: &mut Builder, index: Reg<U32>) -> (Reg<U32>, Reg<U32>) {
         let (heads, row_tiles) = (self.section, self.row_tiles);
         let (row_tile, plane) =
             Sections { heads, row_tiles, all: Some(self.planes), last_first: self.side == Side::Queries }
@@ -214,6 +254,16 @@ impl Schedule {
         // Division happens in vector registers; what it gives is the same for all threads and lives long.
         (b.uniform_register(row_tile), b.uniform_register(plane))
     }
+}
+
+/// Row tiles of a key head where the queries of all its heads are rows.
+fn folded_row_tiles(problem: &Problem, tile_rows: u32) -> u64 {
+    (problem.longest_q() * problem.group()).div_ceil(tile_rows as usize) as u64
+}
+
+/// Row tiles of a problem where the queries of all heads of a group are rows.
+pub(crate) fn folded_tiles(problem: &Problem, tile_rows: u32) -> u64 {
+    folded_row_tiles(problem, tile_rows).saturating_mul(Side::Keys.planes(problem))
 }
 
 /// What a kernel needs to find tiles of sequences of many queries alone, as registers.

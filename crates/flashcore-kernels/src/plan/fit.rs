@@ -103,7 +103,9 @@ impl Tile {
                 ("lanes", *lanes, unit_of_powers(*lanes), 1..=32, "a power of two up to 32"),
             ]),
             Self::Append(shape) => check_rules(&[("warps", shape.warps, 1, 1..=8, "1 to 8")]),
-            Self::BackwardSinks | Self::BackwardSums | Self::TurnValues | Self::Quantise => Ok(()),
+            Self::BackwardSinks | Self::BackwardSums | Self::Combine | Self::TurnValues | Self::Quantise => {
+                Ok(())
+            }
             Self::BackwardSm80(shape) => check_backward(shape),
             Self::BackwardSm90(shape) => check_backward_hopper(shape),
             Self::Moe(None) | Self::Grouped(None) => Ok(()),

@@ -20,6 +20,9 @@ pub enum Tile {
     /// The kernel for few queries over many keys.
     #[serde(rename = "decode")]
     Decode(decode::Shape),
+    /// What puts parts of rows together, which knows one way.
+    #[serde(rename = "combine")]
+    Combine,
     /// The merge of partial results.
     #[serde(rename = "merge")]
     Merge(merge::Shape),
@@ -61,6 +64,7 @@ impl Tile {
             Self::Sm80(_) => "forward_sm80",
             Self::Sm90(_) => "forward_sm90",
             Self::Decode(_) => "decode",
+            Self::Combine => "combine",
             Self::Merge(_) => "merge",
             Self::Append(_) => "append",
             Self::BackwardRows(_) => "backward_rows",
@@ -83,6 +87,7 @@ impl KernelConfig {
             Self::Sm80(cfg) => Tile::Sm80(cfg.shape),
             Self::Sm90(cfg) => Tile::Sm90(cfg.shape),
             Self::Decode(cfg) => Tile::Decode(cfg.shape),
+            Self::Combine(_) => Tile::Combine,
             Self::Merge(cfg) => Tile::Merge(cfg.shape),
             Self::Append(cfg) => Tile::Append(cfg.shape),
             Self::BackwardRows(cfg) => Tile::BackwardRows(cfg.shape),

@@ -31,6 +31,7 @@ use sha2::{Digest, Sha256};
 
 use crate::covering::{
     caches, each_kernel, expert_kernels, few, gradients, grouped_kernels, merges, narrow_tensors, quantising,
+    split_kernels,
 };
 
 /// Machine code without spills, within its registers.
@@ -56,6 +57,7 @@ fn kernels_assemble_without_spills() {
         .chain(each_kernel(&groups_of_models()))
         .chain(narrow)
         .chain(tiles_with_dropout())
+        .chain(split_kernels())
         .map(|kernel| (None, kernel));
     let jobs = jobs(covering.chain(others).chain(spread));
     let assembled: BTreeSet<_> = jobs.iter().map(|job| job.target).collect();

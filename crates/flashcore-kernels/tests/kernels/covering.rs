@@ -6,7 +6,7 @@ use flashcore_core::{DType, Dims, Layout, Mask, Scales, Spec};
 use flashcore_kernels::{
     AnyProgram, Gpu, KernelConfig, Plan, covering_appends, covering_backward, covering_caches,
     covering_decode, covering_experts, covering_grouped, covering_merges, covering_quantised, covering_set,
-    plan, plan_append, plan_grouped, plan_merge, plan_moe, plan_quantise,
+    covering_split, plan, plan_append, plan_grouped, plan_merge, plan_moe, plan_quantise,
 };
 use sha2::{Digest, Sha256};
 
@@ -40,6 +40,12 @@ pub(crate) fn few() -> impl Iterator<Item = Plan> {
 /// Plans for caches of 8 bits.
 pub(crate) fn caches() -> impl Iterator<Item = Plan> {
     covering_caches().unwrap().into_iter().map(|member| member.plan().unwrap())
+}
+
+/// Every kernel of the covering set of keys that CTAs share, once.
+pub(crate) fn split_kernels() -> Vec<KernelConfig> {
+    let plans: Vec<_> = covering_split().unwrap().iter().map(|member| member.plan().unwrap()).collect();
+    each_kernel(&plans)
 }
 
 /// Every kernel of the covering set of gradients, once.
@@ -133,7 +139,7 @@ fn text_changes_only_on_purpose() {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let lines = programs()
         .iter()
-        .chain(&gradients().iter().map(built).collect::<Vec<_>>())
+        .chain(&gradients().iter().chain(&split_kernels()).map(built).collect::<Vec<_>>())
         .map(|(_, p)| format!("{} {}\n", hex(&Sha256::digest(p.text())), p.entry()))
         .collect::<String>();
     if std::env::var_os("FLASHCORE_BLESS").is_some_and(|value| value == "1") {

@@ -1,6 +1,8 @@
 //! Kernels for what FlashAttention-3's callers ask for beside plain attention: rows of latents, whose values are a part of the
 //! keys, in pages, and 16-bit queries over packed keys and values of 8 bits, as 8-bit queries become.
 
+use std::error::Error;
+
 use flashcore_core::{
     DType, Dims, Element, HostCall, Instance, Layout, Lengths, Mask, PageTable, Pages, Sequences, Spec,
     Values,
@@ -94,7 +96,7 @@ fn rows_of_latents_are_right() {
         let outcome = Simulator::seeded(gpu, n as u64).launch(&mut call, &plan).unwrap().unwrap();
         let answer = Answer::gather(&problem, bf16::erase(&out), Some(&lse), Rows::ALL);
         let verdict = Rule::of(&problem).judge(&answer, &exact, &rounded);
-        let faults = simulator::judge(&outcome).err().map(|error| error.to_string());
+        let faults = simulator::judge(&outcome).err().map(|error| format!("{error}: {:?}", error.source()));
         faults
             .or(verdict.reason.map(|reason| reason.to_string()))
             .map(|reason| format!("{}: {reason}", plan.kernel().name()))

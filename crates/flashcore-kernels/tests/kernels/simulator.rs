@@ -5,7 +5,7 @@ use flashcore_core::{
 };
 use flashcore_kernels::{
     Choice, Gpu, KernelConfig, Member, NarrowForm, Plan, Tile, covering_caches, covering_decode,
-    covering_merges, covering_set, forward_sm80,
+    covering_merges, covering_set, covering_split, forward_sm80,
     forward_sm90::{self, Order, Settles, Staging},
     plan, plan_tile,
 };
@@ -78,6 +78,41 @@ fn few_queries_are_right_under_every_schedule() {
         let error = check(&plan).or_else(|| invariant::variants(member, &plan).iter().find_map(check));
         error.map(|error| format!("{name}: {error}"))
     });
+}
+
+/// Few queries by the general kernel: the covering set, once tamely and once under a hostile schedule.
+#[test]
+fn split_keys_are_right_under_every_schedule() {
+    let members = covering_split().unwrap();
+    let several = all_pass_and_count(&members);
+    assert!(several > members.len() / 3, "{several} of {} have several parts", members.len());
+}
+
+/// Checks members whose keys may be split; returns how many are.
+fn all_pass_and_count(members: &[Member]) -> usize {
+    let parts = |plan: &Plan| match plan.kernel() {
+        KernelConfig::Sm80(cfg) => cfg.parts,
+        _ => None,
+    };
+    all_pass(members, |(n, member)| {
+        let plan = member.plan().unwrap();
+        if parts(&plan).is_none() {
+            return Some(format!("{plan} is another kernel"));
+        }
+        let error = match member.problem.dtype() {
+            _ if member.problem.kv_dtype() == DType::E4M3 => {
+                let simulator = Simulator::seeded(member.gpu, n as u64);
+                let outcome = cache::check_problem(&simulator, &member.problem, &member.values, n as u64);
+                (outcome != Outcome::Passed).then(|| outcome.to_string())
+            }
+            DType::F16 => wrong::<f16>(member, &plan, n),
+            DType::BF16 => wrong::<bf16>(member, &plan, n),
+            _ => wrong::<f32>(member, &plan, n),
+        };
+        error.map(|error| format!("{}: {error}", plan.kernel().name()))
+    });
+    let plans = members.iter().map(|member| member.plan().unwrap());
+    plans.filter(|plan| parts(plan).is_some_and(|parts| parts > 1)).count()
 }
 
 /// The merges of the covering set and of the merge suite.
