@@ -1,8 +1,8 @@
-//! New keys and values written into a cache, padded or in pages, for every GPU from sm_80 on; keys and queries are turned
-//! by their positions on the way.
+//! New keys and values written into a cache, padded or in pages, for every GPU from sm_80 on; keys and queries get rotary
+//! embedding on the way.
 //!
-//! A warp has a row: of the keys, then of the values, then of the queries. Its lanes take one pair of features after
-//! another. What the call says (lengths, slots, page numbers) is read here and was checked by nobody: a row without a
+//! A warp handles one row: of the keys, then of the values, then of the queries. Its lanes take one pair of features
+//! after another. Lengths, slots and page numbers of the call are read here, unchecked before: a row without a valid
 //! place is not written. Slots are those of [`crate::slots::append`].
 
 mod target;

@@ -1,7 +1,7 @@
 //! What a plan is made of: launches, each a kernel with the problem it computes.
 //!
-//! A [`KernelConfig`] decides the text of a kernel, whatever the problem; an [`AnyProgram`] is that text, built once; a
-//! [`Launch`] knows the problem and so the arguments. A new operation adds a row to each of the enums below.
+//! A [`KernelConfig`] determines the text of a kernel, whatever the problem; an [`AnyProgram`] is that text, built
+//! once; a [`Launch`] knows the problem and so the arguments. A new operation adds a row to each of the enums below.
 
 use std::ops::Deref;
 

@@ -1,8 +1,8 @@
 //! Which kernel computes a problem on a GPU: pure data in, pure data out, with the reasons.
 //!
-//! [`plan`] tries the kernel families from the most special to the most general and remembers why one was passed over.
-//! The numbers of a tile stand in one table per family, each row with its reason. A [`Plan`] holds no pointers; it
-//! builds its program once and launches it for every problem of the same kind.
+//! [`plan`] tries the kernel families from the most specific to the most general and records why one was skipped. The
+//! numbers of a tile are in one table per family, each row with its reason. A [`Plan`] holds no pointers; it builds
+//! its program once and launches it for every problem of the same kind.
 
 mod append;
 mod backward;

@@ -1,7 +1,7 @@
 //! Structured control flow: blocks that run under a condition, and loops.
 //!
-//! A block under a per-thread condition knows that its threads may have parted, and refuses what must be executed
-//! together; [`Uniform`] conditions keep a warp, a warpgroup or a CTA together.
+//! A block under a per-thread condition knows that its threads may have diverged, and refuses convergent
+//! instructions; [`Uniform`] conditions keep a warp, a warpgroup or a CTA together.
 
 use std::marker::PhantomData;
 

@@ -1,6 +1,6 @@
-//! Copies of a few bytes per thread from global to shared memory that run on their own (`cp.async`, sm_80 on).
+//! Asynchronous copies of a few bytes per thread from global to shared memory (`cp.async`, sm_80 on).
 //!
-//! Copies are gathered into groups; waiting for groups makes them visible to the waiting thread alone, so that a
+//! Copies are gathered into groups; waiting for groups makes them visible only to the waiting thread, so a
 //! barrier must follow before other threads read them.
 
 use flashcore_ptx::{

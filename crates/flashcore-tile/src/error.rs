@@ -1,4 +1,4 @@
-//! What can go wrong while a program is built, with the Rust line that did it.
+//! Errors while a program is built, with the Rust line at fault.
 
 use std::{fmt, panic::Location};
 

@@ -1,4 +1,4 @@
-//! Several small numbers in one register: f32 rounded and packed, unpacked, and bytes put into another order.
+//! Several small numbers in one register: rounding and packing f32, unpacking, and permuting bytes.
 
 use flashcore_ptx::{
     inst::Operand,

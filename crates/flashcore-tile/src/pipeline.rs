@@ -1,8 +1,8 @@
 //! A ring of shared-memory tiles between a producer and its consumers.
 //!
 //! Each stage has two mbarriers: `full`, on which the producer's copies complete, and `empty`, at which consumers
-//! arrive when they have read the tile. Both sides count tiles; stage and phase follow from the count, so that the
-//! two cannot disagree on them.
+//! arrive when they have read the tile. Both sides count tiles; stage and phase follow from the count, so the two
+//! sides cannot disagree.
 
 use std::panic::Location;
 

@@ -1,8 +1,8 @@
 //! Shared-memory tiles: from one declared layout come the TMA box, the wgmma descriptor, its k-advance and the
 //! addresses for ldmatrix and stmatrix.
 //!
-//! A tile lies as slabs of one swizzle width (64 columns of 16 bits for 128 bytes): slab after slab, in each all rows,
-//! each row as wide as the swizzle. TMA writes it that way, one box per slab, and wgmma reads it that way.
+//! A tile is stored as slabs of one swizzle width (64 columns of 16 bits for 128 bytes): slab after slab, each with
+//! all rows, each row as wide as the swizzle. TMA writes it that way, one box per slab, and wgmma reads it that way.
 
 use flashcore_ptx::{
     inst::{Operand, RegId},

@@ -1,6 +1,6 @@
 //! Warpgroup matrix products as tokens: a [`Pending`] result must be waited for before its registers can be touched.
 //!
-//! The builder counts the groups in flight, so that a token knows which `wgmma.wait_group` it needs; the verifier of
+//! The builder counts the groups in flight, so a token knows which `wgmma.wait_group` it needs; the verifier of
 //! `flashcore-ptx` re-derives the same rule from the text.
 
 use flashcore_ptx::{

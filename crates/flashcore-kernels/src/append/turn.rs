@@ -1,5 +1,5 @@
-//! Rotary embedding of a row that is appended: pairs of features are turned by angles of the row's position. Called by
-//! `append`.
+//! Rotary embedding of a row that is appended: pairs of features are rotated by angles of the row's position. Called
+//! by `append`.
 
 use flashcore_core::{AppendProblem, DType};
 use flashcore_tile::{Builder, F32, Params, Pred, Reg, U32, U64};

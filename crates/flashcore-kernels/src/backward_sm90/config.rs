@@ -1,4 +1,4 @@
-//! Everything that decides the text of a kernel.
+//! The config: everything that determines a kernel's text.
 
 use flashcore_core::{BackwardProblem, DType};
 use flashcore_ptx::ident::Ident;

@@ -1,14 +1,14 @@
-//! Two consumers that hold the same 64 keys, where heads are so wide that the gradients of keys and of values do not fit the
-//! registers of one.
+//! Two consumers that hold the same 64 keys, for heads so wide that the gradients of keys and of values do not fit in one's
+//! registers.
 //!
 //! | consumer | first product | makes | second product |
 //! | --- | --- | --- | --- |
 //! | [`Duty::Values`] | scores: K·Qᵀ | P, which it also passes on | dV += P·dO |
 //! | [`Duty::Keys`] | slopes: V·dOᵀ | dS of slopes and P | dK += dS·Q |
 //!
-//! Weights pass through shared memory as they were rounded. A thread has the same rows and columns as the one with its number
-//! in the other consumer, so that each leaves its registers for that one. The first may be two pairs ahead: its
-//! exponentials fall under the products of the other.
+//! Weights pass through shared memory as rounded. A thread has the same rows and columns as the same-numbered thread of the
+//! other consumer, so each passes its registers to that one. The first may be two pairs ahead: its exponentials overlap the
+//! products of the other.
 
 use flashcore_tile::{
     Acc, B32, Builder, Carried, Fragment, Pending, Reg, Shared, Stage, Start, U32, Val, Warpgroup,

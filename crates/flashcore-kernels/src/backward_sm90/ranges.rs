@@ -1,9 +1,9 @@
-//! The ranges in which warps of a fused kernel keep gradients of scores in f16, on their way to the mover.
+//! The factors that keep a fused kernel's gradients of scores in the range of f16, on their way to the mover.
 //!
-//! A warp moves its range by itself (`parts/range.rs`), but dQ is summed over the keys of all warps. An instruction of that
-//! product multiplies 16 keys, which are those of one warp. So each warp hands its factor on together with dS, and the mover,
-//! where it finds one that is not 1, multiplies the keys of warp after warp and brings the sums from the range of one to that
-//! of the next in between. Factors are powers of two: sums are those of numbers that were never multiplied.
+//! A warp chooses its own factor (`parts/range.rs`), but dQ is summed over the keys of all warps. An instruction of that
+//! product multiplies 16 keys, which are those of one warp. So each warp passes its factor along with dS, and if any is not 1
+//! the mover multiplies the keys warp by warp and rescales the sums from one range to the next in between. Factors are powers
+//! of two: sums are as if nothing had been scaled.
 
 use flashcore_tile::{Acc, Builder, F32, MatrixOperand, Reg, Shared, Start, U32, Uniform, Val, Warpgroup};
 

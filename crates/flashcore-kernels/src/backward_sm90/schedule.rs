@@ -1,4 +1,4 @@
-//! Which tile a CTA works on next, how the producer tells its consumers, and which streamed tiles it needs.
+//! Which tile a CTA works on next, how the producer tells its consumers, and which streamed tiles the tile needs.
 
 use flashcore_tile::{Builder, Cond, Pred, Reg, S32, Shared, U32, Val};
 

@@ -5,8 +5,8 @@
 //! this group               │ exponentials│ dS        │                    │ exponentials …
 //! ```
 //!
-//! Scores of the next pair are multiplied behind the gradients of this one, so that a group's tensor cores wait only where
-//! its exponentials take longer than a product, and others multiply meanwhile.
+//! Scores of the next pair are issued right after the gradients of this one, so a group's tensor cores wait only if its
+//! exponentials take longer than a product, and other groups multiply meanwhile.
 
 use flashcore_tile::{Acc, Builder, Carried, Fragment, Pending, Reg, S32, Stage, Start, U32, Val, Warpgroup};
 

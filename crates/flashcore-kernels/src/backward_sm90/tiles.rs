@@ -1,4 +1,4 @@
-//! Held tiles of a consumer, one after another: all pairs that stream past a tile, then its gradients.
+//! Held tiles of a consumer, one after another: all streamed pairs of a tile, then its gradients.
 
 use std::cell::Cell;
 

@@ -1,7 +1,7 @@
-//! The product that makes the gradient of values, dV += Pᵀ·dO: when it is issued, and what becomes of its registers.
+//! The product for the gradient of values, dV += Pᵀ·dO: when it is issued, and what happens to its registers.
 //!
-//! It is issued behind the exponentials or, where there are too few registers for exponentials on the other side of a
-//! branch, right with them: `Config::multiplies_values_early`.
+//! It is issued after the exponentials or, if there are too few registers for exponentials on the other side of a
+//! branch, together with them: `Config::multiplies_values_early`.
 
 use flashcore_tile::{Acc, Builder, Fragment, Pending, Stage, Start};
 

@@ -1,14 +1,14 @@
-//! The writer: a warp that adds the parts of dQ, as the mover leaves them in shared memory, to sums in memory.
+//! The writer: a warp that adds the parts of dQ, which the mover left in shared memory, to sums in memory.
 //!
-//! Tiles of keys that see the same queries add to them in the order of their numbers, so that sums are the same bits in every
-//! run. A writer tells how far it has come by a number in memory and waits until the writer of the tile before is past the
-//! place at which it wants to add. CTAs draw tiles in order, so that nobody waits for a tile that nobody has. All walk the
-//! queries in the same direction, so that one stays behind the other by a step.
+//! Key tiles that see the same queries add to them in the order of their numbers, so that sums are bitwise reproducible. A
+//! writer publishes its progress as a number in memory and waits until the writer of the previous tile is past the place at
+//! which it wants to add. CTAs draw tiles in order, so nobody waits for a tile that no CTA has drawn. All walk the queries in
+//! the same direction, so each stays one step behind the previous.
 //!
-//! A writer waits until its additions have been made before it tells, and the next one adds after it has read that: additions
-//! are made in L2, in this order, whatever else of a thread's writes others see. So numbers are told without a fence, which
-//! would wait for everything that is under way and made the writer the slowest of all. [`crate::backward_sums`] puts the sums
-//! in order and leaves zeros.
+//! A writer waits until its additions are done before it publishes, and the next one adds after it has read that: additions
+//! are made in L2, in this order, whichever other writes of a thread are visible. So numbers are published without a fence,
+//! which would wait for everything in flight and made the writer the bottleneck. [`crate::backward_sums`] puts the sums in
+//! order and leaves zeros.
 
 use std::cell::Cell;
 

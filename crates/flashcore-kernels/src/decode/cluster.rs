@@ -1,7 +1,7 @@
-//! Units of a row that are CTAs of one cluster: their parts meet in shared memory.
+//! Units of a row as CTAs of one cluster: their parts are merged in shared memory.
 //!
-//! Every CTA ends a share of the row's places, and the others send it what they have of those. A store that completes on
-//! the receiver's barrier needs no fence, no counter and no second trip to memory.
+//! Every CTA finishes a share of the row's columns, and the others send it their values of those. A store that completes
+//! on the receiver's barrier needs no fence, no counter and no second trip to memory.
 
 use flashcore_tile::{Builder, Mbarrier, Reg, Scope, Shared, U32, Val};
 

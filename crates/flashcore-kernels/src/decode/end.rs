@@ -1,6 +1,6 @@
-//! The end of a unit: its warps' parts become one, which is the result or, where units share rows, a part of it.
+//! The end of a unit: its warps' parts are merged into the result or, if units share rows, a part of it.
 //!
-//! Units of a row tile count themselves done; whoever is last merges the parts of all, in the order of their keys, so that
+//! Units of a row tile count up when done; the last one merges the parts of all, in the order of their keys, so that
 //! bits do not depend on timing, and leaves the counter at zero.
 
 use flashcore_tile::{

@@ -1,16 +1,16 @@
-//! Attention of few queries over many keys, from sm_80 on: K and V pass once, at the speed of memory.
+//! Attention of few queries over many keys, from sm_80 on: K and V are read once, at memory bandwidth.
 //!
 //! ```text
 //! unit        the queries of all heads that share a key head, against a range of its keys: one CTA
 //! warp        every n-th key tile of the unit, through a ring of its own, with a reference and sums of its own
 //! end         warps meet in shared memory; units of a row meet in global memory, where the last merges all in order
 //! ```
-//! Rows of a tile are queries × heads of a group, padded to 16 or 32. Tensor cores have time to spare, so that what counts
-//! is how many bytes are under way: each warp keeps `stages` tiles of K and of V in flight, and waits for them apart. No
-//! warp waits for another before its keys are through. How many units share a row is told by the grid, how many keys
-//! each of them has by the row's own length, which the kernel reads when it runs. Keys and values of 8 bits go through the
-//! ring as they are, two in 16 bits, and are widened in registers, see `narrow.rs`.
-//! Reads Q, K, V, SINKS, FACTORS_*, LENGTHS_*, TABLE; writes OUT and, unless it is null, LSE (see [`crate::slots`]).
+//! Rows of a tile are queries × heads of a group, padded to 16 or 32. Tensor cores have time to spare, so what counts is
+//! how many bytes are in flight: each warp keeps `stages` tiles of K and of V in flight, and waits for them separately. No
+//! warp waits for another before its keys are done. The grid says how many units share a row, and the row's own length,
+//! which the kernel reads when it runs, how many keys each of them has. Keys and values of 8 bits go through the ring
+//! unconverted, two in 16 bits, and are widened in registers, see `narrow.rs`. Reads Q, K, V, SINKS, FACTORS_*, LENGTHS_*,
+//! TABLE; writes OUT and, unless it is null, LSE (see [`crate::slots`]).
 
 mod cluster;
 mod config;

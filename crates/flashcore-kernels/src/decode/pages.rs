@@ -1,4 +1,4 @@
-//! Which page a key lies in: numbers of the table, fetched a turn before they are needed.
+//! Which page a key lies in: numbers of the table, prefetched one turn ahead.
 
 use flashcore_core::Problem;
 use flashcore_tile::{Builder, Params, Reg, S32, Scope, U32, U64};

@@ -1,4 +1,4 @@
-//! Everything that decides the text of the kernel.
+//! The config: everything that determines the kernel's text.
 
 use flashcore_core::DType;
 use flashcore_ptx::ident::Ident;

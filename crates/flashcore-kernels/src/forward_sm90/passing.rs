@@ -1,4 +1,4 @@
-//! Passing over key tiles that only the rows of other consumers see: their stages are given back as they came.
+//! Skipping key tiles that only the rows of other consumers see: their stages are released unread.
 
 use flashcore_tile::{Builder, Pred, Reg, Stage, U32, Warpgroup};
 

@@ -1,4 +1,4 @@
-//! The producer: one thread that walks the tiles and issues every tensor copy; of small pages, several (`spread.rs`).
+//! The producer: one thread that walks the tiles and issues every tensor copy; for small pages, several (`spread.rs`).
 
 use flashcore_tile::{Builder, Pipeline, Pred, Reg, S32, Scope, Shared, TensorMap, U32, U64, Val, WARPGROUP};
 

@@ -1,7 +1,7 @@
 //! The steady state of a consumer: QKᵀ of one key tile, PV of the one before, softmax.
 //!
-//! Key tiles run from the last to the first, so that those that hide keys on the right, at the diagonal or at the end of
-//! the sequence, come first, and those that hide keys on the left come last.
+//! Key tiles run from the last to the first, so that those masked on the right, at the diagonal or at the end of the
+//! sequence, come first, and those masked on the left come last.
 
 use flashcore_tile::{
     Acc, Builder, F32, Fragment, MatrixOperand, Pending, Reg, S32, Stage, Start, Uniform, Val, Warpgroup,

@@ -1,4 +1,4 @@
-//! Tiles of a consumer, one after another: the last PV of a tile, the first QKᵀ of the next behind it, and the epilogue
+//! Tiles of a consumer, one after another: the last PV of a tile, the first QKᵀ of the next after it, and the epilogue
 //! while both run.
 
 use flashcore_tile::{

@@ -1,7 +1,7 @@
 //! Chooses the experts of each token: one warp per token, its scores in shared memory.
 //!
-//! Every round takes the best expert that is left, the lowest number among equals. An expert whose score is −∞ or NaN is
-//! never taken; where no other is left, the token goes nowhere.
+//! Every round takes the best remaining expert, the lowest number among equals. An expert whose score is −∞ or NaN is
+//! never taken; if no other is left, the token goes nowhere.
 
 use std::f32::consts::LOG2_E;
 

@@ -1,8 +1,8 @@
-//! Dropout: weights that are left out, found by hashes of where they stand.
+//! Dropout: which weights are dropped, decided by hashes of their positions.
 //!
 //! The words of a plane (a query head of a sequence) come from the seed once, those of a query once for all its keys, and
-//! a weight costs two multiplications and a comparison. No random numbers are kept for gradients, whose kernels cut the
-//! work in other ways and leave out the same weights. [`flashcore_core::DropoutWords`] says what is computed.
+//! a weight costs two multiplications and a comparison. No random numbers are kept for gradients, whose kernels divide
+//! the work differently and drop the same weights. [`flashcore_core::DropoutWords`] defines the hash.
 
 use flashcore_core::{DROPOUT_FACTORS, DROPOUT_STEP, Problem};
 use flashcore_tile::{Acc, Builder, Expr, F32, MMA_M, Params, Pred, Reg, S32, U32, U64};

@@ -1,4 +1,4 @@
-//! Masks: which keys a row sees, which key tiles a row tile needs, and hiding the others.
+//! Masks: which keys a row sees, which key tiles a row tile needs, and masking the others.
 //!
 //! Every mask is a band (see [`flashcore_core::Mask`]): its two bounds are values at run time, and a kernel only knows
 //! which of them exist. Rows and keys are signed, because a diagonal may start before the first key.

@@ -1,5 +1,5 @@
-//! The products of a consumer warpgroup over the stages of a ring, the next one behind the one in flight: for products of
-//! experts and grouped products on Hopper.
+//! The products of a consumer warpgroup over the stages of a ring, issuing the next while one is in flight: for products
+//! of experts and grouped products on Hopper.
 
 use flashcore_tile::{
     Acc, Builder, Carried, MatrixOperand, Pending, Pipeline, Pred, Reg, Stage, Start, U32, Warpgroup,

@@ -1,7 +1,7 @@
-//! What a thread moves of a row between global memory and registers, in pieces as wide as the alignment of rows allows.
+//! What a thread moves of a row between global memory and registers, in pieces as wide as the rows' alignment allows.
 //!
-//! A row is cut into portions of 16 bytes, a chunk, or less. Its features may end inside the last portion: what lies
-//! behind them is neither read nor written, and counts as zeros. `load` and `staged` move rows this way.
+//! A row is cut into portions of 16 bytes, a chunk, or less. Its features may end inside the last portion: data past
+//! them is neither read nor written, and counts as zeros. `load` and `staged` move rows this way.
 
 use flashcore_tile::{Builder, CopyWidth, Element, Global, Pred, Reg, Scope, U32, Val};
 

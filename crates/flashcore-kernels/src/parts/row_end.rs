@@ -1,4 +1,4 @@
-//! The end of a row: its LSE, and what it becomes if the sequence does not use it.
+//! The end of a row: its LSE, and the result of a row that the sequence does not use.
 
 use flashcore_tile::{Acc, Builder, F32, Pred, ROWS_PER_THREAD, Reg, U32, U64};
 

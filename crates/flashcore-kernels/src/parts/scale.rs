@@ -1,4 +1,4 @@
-//! What scores are multiplied by, and how they are capped.
+//! The scale of scores, and the softcap.
 
 use std::f32::consts::LOG2_E;
 

@@ -1,8 +1,8 @@
 //! Which rows of which head tile number `n` has.
 //!
 //! Tiles are numbered by sections of heads whose K and V fit in L2 together; inside a section, row tiles come one after
-//! another and heads fastest, so that CTAs that run at the same time share K and V. Where rows further down see more
-//! keys, row tiles run from the last to the first, so that short ones fill the gaps at the end.
+//! another and heads fastest, so that CTAs that run at the same time share K and V. If later rows see more keys, row
+//! tiles run from last to first, so that short ones fill the gaps at the end.
 
 use flashcore_core::{Problem, Sequences};
 use flashcore_tile::{Builder, Reg, U32};

@@ -1,5 +1,5 @@
-//! Values of 8 bits, turned by way of shared memory: 128 keys of a head for each CTA, features of a key in, keys of a feature
-//! out ([`flashcore_core::turn_values`] says in which order). Used by `turn_values` and `quantise`.
+//! Values of 8 bits, transposed through shared memory: 128 keys of a head for each CTA, features of a key in, keys of a
+//! feature out ([`flashcore_core::turn_values`] says in which order). Used by `turn_values` and `quantise`.
 
 use flashcore_core::{COUNT_ROWS, COUNTS, TURNED_KEYS};
 use flashcore_tile::{Builder, Global, Pred, Reg, Scope, Shared, U32, U64, Val};

@@ -1,7 +1,7 @@
-//! Rows of an f32 output, from registers to global memory, merged with what the output holds already if asked to.
+//! Rows of an f32 output, from registers to global memory, merged with the output's present contents on request.
 //!
 //! A thread has two neighbouring columns of each eight in both of its rows, as accumulators have them; the lanes of a quad
-//! write 32 bytes together, which is what memory moves at once. Both kernel families end f32 rows here.
+//! write 32 bytes together, one memory sector. Both kernel families end f32 rows here.
 
 use std::f32::consts::{LN_2, LOG2_E};
 

@@ -1,6 +1,6 @@
-//! Whether a tile is one that can be built and launched: the only gate between a table or a search and a kernel.
+//! Whether a tile can be built and launched: the only gate between a table or a search and a kernel.
 //!
-//! [`Tile::check`] knows numbers alone; [`plan_tile`] knows the problem and the GPU too; [`Plan::check_build`] builds.
+//! [`Tile::check`] knows only numbers; [`plan_tile`] knows the problem and the GPU too; [`Plan::check_build`] builds.
 
 use flashcore_core::Problem;
 use flashcore_ptx::sm::Sm;

@@ -1,4 +1,4 @@
-//! How grouped products are computed on a GPU: which kernels, and how rows and columns are cut.
+//! How grouped products are computed on a GPU: which kernels, and how rows and columns are tiled.
 
 use flashcore_core::{DType, ExpertLayout, GroupedProblem};
 use flashcore_ptx::target::Target;

@@ -1,4 +1,4 @@
-//! How a mixture of experts is computed on a GPU: which kernels, and how rows and features are cut.
+//! How a mixture of experts is computed on a GPU: which kernels, and how rows and features are tiled.
 
 use flashcore_core::{DType, ExpertLayout, Index, MoeProblem, MoeSpec, Routing, Score, Shared, Sigmoid};
 use flashcore_ptx::target::Target;

@@ -1,4 +1,4 @@
-//! How a tensor is rounded to 8 bits on a GPU: means if they are subtracted, largest magnitudes, then the numbers.
+//! How a tensor is rounded to 8 bits on a GPU: means if they are subtracted, largest magnitudes, then the values.
 
 use flashcore_core::{Granularity, QuantiseProblem};
 use flashcore_ptx::target::Target;

@@ -1,5 +1,5 @@
-//! Partial answers of slices become means or factors: by the CTA whose slice was the last to be done, always in the order
-//! of slices.
+//! Merges partial results of slices into means or factors: in the CTA whose slice finished last, always in the order of
+//! slices.
 
 use flashcore_core::QuantiseProblem;
 use flashcore_tile::{Builder, Cta, F32, Params, Reg, Scope, Shared, U32, U64, Uniform, Val};

@@ -1,4 +1,4 @@
-//! What a slice comes to: the sums of its features, or its largest magnitude, or that of each feature.
+//! What a slice is reduced to: the sums of its features, or its largest magnitude, or that of each feature.
 
 use flashcore_core::QuantiseProblem;
 use flashcore_tile::{Builder, F32, Params, Pred, Reg, Scope, Shared, U32, U64, Val};

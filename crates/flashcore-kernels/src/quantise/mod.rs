@@ -1,13 +1,13 @@
-//! Tensors rounded to 8 bits, from sm_80 on: kernels that sum, find largest magnitudes, round, or do the last two with one
-//! look at the numbers; `plan/quantise.rs` says which of them a problem needs.
+//! Tensors rounded to 8 bits, from sm_80 on: kernels that sum, find largest magnitudes, round, or do the last two in one
+//! pass over the data; `plan/quantise.rs` says which of them a problem needs.
 //!
-//! A CTA has a slice: neighbouring rows of one head. Its threads stand in groups of lanes, a group for each row at a time,
-//! and a lane keeps its columns over all rows, so that sums and maxima of features need no more than one exchange. Partial
-//! answers of slices are put together by whoever is last, in the order of slices, so that bits do not depend on who was
-//! first.
+//! A CTA has a slice: neighbouring rows of one head. Its threads form groups of lanes, one group per row at a time,
+//! and a lane keeps its columns over all rows, so that sums and maxima of features need only one exchange. The CTA
+//! that finishes last merges partial results of slices, in the order of slices, so that bits do not depend on
+//! timing.
 //!
-//! All that these kernels do is wait for memory. Each thread therefore asks for several rows before it looks at the first,
-//! and a kernel that reads what the one before has read begins at its end, which the L2 cache still holds.
+//! These kernels are memory bound. Each thread therefore has several rows in flight before it uses the first, and a kernel
+//! that reads what the previous one has read starts at its end, which is still in L2.
 
 mod block;
 mod fold;

@@ -1,5 +1,5 @@
-//! The producer: one thread asks for tiles of both factors; where groups divide the depth, a warp clears what lies beyond
-//! a group before anybody multiplies it, so that not even NaN comes over from the next one.
+//! The producer: one thread loads tiles of both factors; if groups divide the depth, a warp clears the data beyond a
+//! group before it is multiplied, so that not even NaN leaks from the next one.
 
 use flashcore_tile::{
     Builder, CHUNK_BYTES, Mbarrier, Params, Pred, Reg, Scope, Shared, Stage, TensorMap, U32, Val, WARPGROUP,

@@ -1,4 +1,4 @@
-//! Everything that decides the text of a product kernel.
+//! The config: everything that determines the text of a product kernel.
 
 use flashcore_core::{Activation, ExpertLayout, GateUp, MoeProblem};
 use flashcore_ptx::{

@@ -1,4 +1,4 @@
-//! Everything that decides the text of a product kernel for Hopper.
+//! The config: everything that determines the text of a product kernel for Hopper.
 
 use flashcore_ptx::{ident::Ident, sm::THREAD_REGISTERS};
 use flashcore_tile::{Half, RegisterBudget, Roles};

@@ -1,4 +1,4 @@
-//! The end of a tile: bias, gate and up joined, rounded; a warp's 16 rows go to shared memory and from there by tensor copy
+//! The epilogue: bias, gate and up joined, rounding; a warp's 16 rows go to shared memory and from there by tensor copy
 //! to global memory, which clips features beyond the last.
 
 use flashcore_ptx::layout::Swizzle;

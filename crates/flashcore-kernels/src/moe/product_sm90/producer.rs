@@ -1,6 +1,6 @@
 //! The producer: weights by tensor copies of one thread, rows by tensor copies too or gathered by all threads.
 //!
-//! Gathered rows are published some stages after they were asked for, when they have come: matrix products see them only
+//! Gathered rows are published some stages after they were issued, once they have arrived: matrix products see them only
 //! after a fence of the threads that copied them.
 
 use flashcore_ptx::layout::Swizzle;
