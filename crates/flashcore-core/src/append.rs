@@ -1,14 +1,14 @@
-//! New keys and values written into a cache, padded or in pages; keys and queries turned by their positions on the way.
+//! New keys and values written into a cache, padded or in pages, with rotary embedding of keys and queries on the way.
 //!
-//! Row `i` of a sequence goes behind the keys that its cache holds already, to position `length + i`, or to a slot that
-//! the call names. What has no place (a length or slot below 0, a position beyond the cache, a page that does not exist)
-//! is not written. Where two rows have one place, either may win.
+//! Row `i` of a sequence goes after the keys already in its cache, to position `length + i`, or to a slot that the call
+//! names. Rows without a valid place (a length or slot below 0, a position beyond the cache, a page that does not exist)
+//! are not written. If two rows have the same place, either may win.
 //!
-//! Rotary embedding turns pairs of features by an angle that grows with the position: `(x, y)` becomes
-//! `(x·cos − y·sin, y·cos + x·sin)`. Pairs are neighbours, or features half of the turned ones apart.
+//! Rotary embedding rotates pairs of features by an angle that grows with the position: `(x, y)` becomes
+//! `(x·cos − y·sin, y·cos + x·sin)`. Pairs are neighbours, or features half of the rotated ones apart.
 //!
-//! A cache may have E4M3 elements: what is written there is divided by the factor of its key head and rounded, and what
-//! is too large becomes the largest number.
+//! A cache may have E4M3 elements: rows written there are divided by the factor of their key head and rounded, and
+//! overflow saturates.
 //!
 //! [`AppendSpec::parse`] makes an [`AppendProblem`], which a backend computes over the memory of an [`AppendCall`].
 

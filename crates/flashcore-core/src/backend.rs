@@ -1,4 +1,4 @@
-//! What computes attention: one trait that the CPU, the GPU and the simulator implement and one suite tests.
+//! Anything that computes attention: one trait, implemented by CPU, GPU and simulator, and tested by one suite.
 
 use std::error::Error;
 

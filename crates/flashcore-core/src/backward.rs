@@ -1,4 +1,4 @@
-//! The gradients of attention: what a loss loses with Q, K, V and the sinks, given what it loses with the output.
+//! The gradients of attention: those of Q, K, V and the sinks, given the gradient of the output.
 //!
 //! With `P = exp(scale·QKᵀ − lse)` where the mask lets a query see a key, and 0 elsewhere:
 //!
@@ -9,8 +9,8 @@
 //! | dQ, dK | `scale·dS·K`, `scale·dSᵀ·Q` |
 //! | d sinks | `−Σ exp(sink − lse)·sums` over the rows of a head |
 //!
-//! The row sums are those of `dO ∘ O`. A call brings the output for them, or the sums themselves: with the LSE and the
-//! sums of attention over *all* keys, the gradients of parts of the keys add up to those of the whole.
+//! The row sums are those of `dO ∘ O`. A call provides the output for them, or the sums themselves: with the LSE and
+//! the sums of attention over *all* keys, the gradients of parts of the keys add up to those of the whole.
 //!
 //! [`BackwardSpec::parse`] makes a [`BackwardProblem`], which a backend computes over the memory of a [`BackwardCall`].
 

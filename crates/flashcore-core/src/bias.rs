@@ -1,6 +1,6 @@
-//! What is added to scores before the softmax: a number for each query and key, or ALiBi's, which falls with their distance.
+//! Biases added to scores before the softmax: a number for each query and key, or ALiBi's, which falls with distance.
 //!
-//! The kind is part of a problem, the numbers are bound by a call, as with lengths and sinks. Softcaps are applied before, masks
+//! The kind is part of a problem, a call binds the numbers, as with lengths and sinks. Softcaps are applied before, masks
 //! after. A bias of −∞ hides a key; gradients of biases are not computed.
 
 use crate::{

@@ -1,4 +1,4 @@
-//! A problem bound to host memory, element types erased: what backends are handed.
+//! A problem bound to host memory, element types erased: the input of backends.
 
 use half::{bf16, f16};
 

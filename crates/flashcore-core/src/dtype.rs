@@ -1,4 +1,4 @@
-//! Element types: one enum inside, one trait at the edge.
+//! Element types: one enum internally, one trait in the API.
 
 use bytemuck::Pod;
 use half::{bf16, f16};

@@ -1,7 +1,7 @@
-//! Merging partial results: attention over parts of the keys, put together by the log-sum-exp of each part.
+//! Merging partial results: attention over parts of the keys, merged by the log-sum-exp of each part.
 //!
 //! `out = Σ wᵢ · partᵢ` with `wᵢ = exp(lseᵢ − lse)` and `lse = ln Σ exp(lseᵢ)`, row by row, in the order of the parts. A
-//! part whose LSE is −∞ counts for nothing, whatever its rows hold; where all are, the row is 0 and its LSE −∞.
+//! part whose LSE is −∞ contributes nothing, whatever its rows hold; if all are, the row is 0 and its LSE −∞.
 //!
 //! [`MergeSpec::parse`] makes a [`MergeProblem`], which a backend computes over the memory of a [`MergeCall`].
 

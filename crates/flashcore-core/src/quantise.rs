@@ -1,12 +1,12 @@
-//! Quantising: a tensor becomes one of 8-bit floats with factors, such that a float times its factor is near the number.
+//! Quantising: a tensor becomes one of 8-bit floats with factors, so that a float times its factor is near the value.
 //!
-//! A factor brings the largest magnitude of its share of the tensor to the largest float, `max |x| / 448` for E4M3, and is
-//! never below [`SMALLEST_FACTOR`], so that shares of zeros have one that works and products of two stay normal numbers.
-//! Numbers are rounded to nearest, ties to even. What is infinite becomes the largest float and says nothing about the
-//! factor, and NaN stays NaN and says nothing either.
+//! A factor maps the largest magnitude of its share of the tensor to the largest float, `max |x| / 448` for E4M3, and is
+//! never below [`SMALLEST_FACTOR`], so that shares of zeros have a usable one and products of two stay normal numbers.
+//! Numbers are rounded to nearest, ties to even. Infinities become the largest float and NaN stays NaN; neither affects
+//! the factor.
 //!
-//! Keys may be centred: their mean over the used rows is subtracted from each head first, which leaves less to round where
-//! keys have a common part. Attention does not change by that, but the LSE of a query does by `scale · q · mean`.
+//! Keys may be centred: their mean over the used rows is subtracted from each head first, which reduces rounding error if
+//! keys have a common part. Attention is unchanged, but the LSE of a query changes by `scale · q · mean`.
 //!
 //! [`QuantiseSpec::parse`] makes a [`QuantiseProblem`], which a backend computes over the memory of a [`QuantiseCall`].
 

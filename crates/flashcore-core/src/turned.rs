@@ -1,8 +1,8 @@
-//! Turned values: E4M3 values as Hopper's tensor cores multiply them, the keys of a feature next to each other.
+//! Transposed values: E4M3 values as Hopper's tensor cores multiply them, the keys of a feature contiguous.
 //!
-//! A head has a row for each feature and [`COUNT_ROWS`] more behind, by which kernels add up probabilities: the first are full
-//! of the constants of [`COUNTS`], the others of zeros. A row has the keys up to a multiple of [`TURNED_KEYS`], in the order
-//! of [`turned_place`]; keys that are not there, or not used, are zeros, but for the constants.
+//! A head has a row for each feature and [`COUNT_ROWS`] more after them, with which kernels sum probabilities: the first are
+//! full of the constants of [`COUNTS`], the others of zeros. A row has the keys up to a multiple of [`TURNED_KEYS`], in the
+//! order of [`turned_place`]; padding keys and unused keys are zeros, except for the constants.
 //!
 //! [`QuantiseSpec::turned`](crate::QuantiseSpec) writes such values, [`Spec::turned`](crate::Spec) reads them.
 

@@ -1,4 +1,4 @@
-//! What a call binds beside its tensors: numbers that may change from call to call while the plan stays.
+//! What a call binds besides its tensors: numbers that may change from call to call while the plan stays the same.
 
 use std::{ops::Deref, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! New rows of a cache, those of some heads one after another: two of them may have one place. Called by `cpu`.
+//! New rows of a cache, sequential per group of heads: two may have the same place. Called by `cpu`.
 
 use flashcore_core::{
     AppendCall, AppendInputs, AppendOutputs, AppendProblem, AppendSpec, DType, Data, Dims, E4M3, Element,

@@ -1,4 +1,4 @@
-//! The backend: threads, SIMD level, working memory, and the way from an erased call to a typed one.
+//! The backend: threads, SIMD level, working memory, and dispatch from an erased call to a typed one.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

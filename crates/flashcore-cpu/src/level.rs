@@ -1,4 +1,4 @@
-//! Which instructions the kernels may use: detected once, or forced by tests.
+//! Which instruction set the kernels may use: detected once, or forced by tests.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Partial results put together, rows shared among threads. Called by `cpu`; calls `simd`.
+//! Merges partial results, rows split over threads. Called by `cpu`; calls `simd`.
 
 use flashcore_core::{DType, DataMut, Layout, MergeCall, MergeProblem, Parts};
 

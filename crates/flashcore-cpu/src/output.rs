@@ -1,4 +1,4 @@
-//! Where rows go: the caller's tensors or partial results, written from many threads.
+//! Storing rows: the caller's tensors or partial results, written from many threads.
 
 use std::marker::PhantomData;
 

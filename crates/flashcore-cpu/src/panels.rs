@@ -1,4 +1,4 @@
-//! How a block of keys and values is laid out for the tile kernels: f32 rows, bf16 pairs, or matrices. Called by
+//! The layout of a block of keys and values for the tile kernels: f32 rows, bf16 pairs, or matrices. Called by
 //! `prefill`; calls `matrices`.
 
 use std::ops::Range;

@@ -1,8 +1,8 @@
-//! How a problem is cut into units of work. Called by `forward`; knows the problem but no memory.
+//! How a problem is split into units of work. Called by `forward`; knows the problem but no memory.
 //!
 //! The rows of a key head are its (query, head) pairs, queries first: row `r` is query `r / group` of the group's head
-//! `r % group`. A row's bits depend on the cuts along its *keys* alone, and those depend on the queries and keys of its
-//! own sequence; cuts along rows may follow the number of threads.
+//! `r % group`. A row's bits depend only on the splits along its *keys*, and those depend on the queries and keys of
+//! its own sequence; splits along rows may depend on the number of threads.
 
 use std::ops::Range;
 

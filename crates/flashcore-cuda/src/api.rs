@@ -1,7 +1,7 @@
 //! The driver's functions, looked up by name in libcuda.
 //!
 //! Every other file calls the driver through [`Api`]; [`sys`](crate::sys) has the types and finds the library. Codes stay
-//! numbers, because a newer driver may answer with one that nobody here knows. Tests put a table of fakes in its place.
+//! numbers, because a newer driver may return an unknown one. Tests substitute a table of fakes.
 
 use crate::error::Error;
 use crate::sys::{

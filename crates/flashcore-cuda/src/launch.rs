@@ -1,4 +1,4 @@
-//! Launches: a [`Prepared`] is built once from a kernel and a `LaunchSpec`, then launched with new addresses each time.
+//! Launches: a [`Prepared`] is built once from a kernel and a `LaunchSpec`, then launched with fresh addresses.
 //!
 //! Preparing checks everything that does not change (limits, parameter sizes, tensor maps). Launching copies the
 //! parameter block to the stack, writes the addresses, and calls the driver once; it allocates nothing.

@@ -1,4 +1,4 @@
-//! What a launch may ask of a device: every limit a typed error before the driver is called.
+//! What a launch may request from a device: exceeding a limit is a typed error before the driver is called.
 
 use crate::{module::KernelAttributes, props::DeviceProps};
 use flashcore_ptx::launch::LaunchSpec;

@@ -1,4 +1,4 @@
-//! What a GPU is and has, as plain data that planning code takes without knowing a driver.
+//! Properties of a GPU, as plain data that planning code takes without depending on a driver.
 
 use crate::sys::{CUdevice, CUdevice_attribute as Attribute};
 use crate::{api::Api, driver::plain, error::Error};

@@ -1,6 +1,6 @@
 //! Streams and events.
 //!
-//! A [`Stream`] is made here or borrowed from another program by its raw handle. Every copy and launch names one.
+//! A [`Stream`] is created here or borrowed from another library by its raw handle. Every copy and launch names one.
 
 use crate::sys::{CUevent, CUgraph, CUstream};
 use crate::{

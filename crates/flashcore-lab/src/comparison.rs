@@ -1,6 +1,6 @@
-//! Comparisons inside one run: how long a task of ours takes beside another task of ours, or beside a peer.
+//! Comparisons inside one run: the time of one of our tasks relative to another of ours, or to a peer.
 //!
-//! [`crate::suites`] says what is compared and what is wanted of it; `bench` prints what a [`Record`] comes to.
+//! [`crate::suites`] says what is compared and what is expected of it; `bench` prints the results of a [`Record`].
 
 use serde::Serialize;
 

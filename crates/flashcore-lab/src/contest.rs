@@ -1,4 +1,4 @@
-//! One task, several competitors: everybody gets the same inputs, is judged first, and is timed only if right.
+//! One task, several competitors: all get the same inputs, are judged first, and are timed only if right.
 //!
 //! [`Contest::prepare`] judges, [`Contest::run`] times; `bench` and `gate` do both and differ in what they make of it.
 

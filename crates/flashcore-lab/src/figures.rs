@@ -1,4 +1,4 @@
-//! What a record comes to: a row per task and competitor, and what makes the figures doubtful.
+//! The results of a record: a row per task and competitor, and what makes the figures doubtful.
 
 use rayon::prelude::*;
 use serde::Serialize;

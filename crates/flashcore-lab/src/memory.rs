@@ -1,4 +1,4 @@
-//! Whether the machine has room for a problem, asked before anything is allocated.
+//! Whether the machine has room for a problem, checked before anything is allocated.
 
 use std::fs;
 

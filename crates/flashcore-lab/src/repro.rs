@@ -1,8 +1,8 @@
-//! Everything about one state of the project in one file, and whether another machine or day gives the same.
+//! Everything about one state of the project in one file, and whether another machine or day reproduces it.
 //!
-//! A [`Bundle`] is gzipped JSON: a manifest (what was run, and where) with the answers of `doctor`, `verify` and
-//! `bench`. Nothing of it is believed: it is read up to a limit and checked. [`compare`] holds two against each other:
-//! the same kernels, the same verdicts, times that are not worse beyond doubt. The `repro` command runs the parts.
+//! A [`Bundle`] is gzipped JSON: a manifest (what was run, and where) with the results of `doctor`, `verify` and
+//! `bench`. It is untrusted: read up to a limit and checked. [`compare`] compares two: the same kernels, the same
+//! verdicts, times that are not significantly worse. The `repro` command runs the parts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,4 +1,4 @@
-//! Samples in few numbers: quantiles, and how well the median is known. Called by everything that reports a time.
+//! Samples summarised: quantiles, and how well the median is known. Called by everything that reports a time.
 
 use serde::Serialize;
 

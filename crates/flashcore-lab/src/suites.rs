@@ -1,6 +1,6 @@
 //! Named sets of tasks: what `bench --suite` and `gate --suite` measure.
 //!
-//! Some suites are made of comparisons: their tasks are what those need, and `bench` says how each came out.
+//! Some suites consist of comparisons: their tasks are those needed, and `bench` reports each result.
 
 mod compared;
 mod operations;

@@ -1,4 +1,4 @@
-//! Names that may appear in PTX text: checked once, so that no string can smuggle an instruction in.
+//! Names that may appear in PTX text: checked once, so that no string can inject an instruction.
 
 use std::{fmt, sync::Arc};
 

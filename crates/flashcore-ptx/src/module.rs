@@ -1,5 +1,5 @@
-//! A PTX file as data: header, variables, functions, kernels. Made by `flashcore-tile` and by the parser; printed, verified
-//! and executed from here.
+//! A PTX file as data: header, variables, functions, kernels. Built by `flashcore-tile` and by the parser; input of the
+//! printer, the verifier and the simulator.
 
 pub use crate::function::{Function, TargetList, Targets};
 

@@ -1,4 +1,4 @@
-//! Versions of the PTX language (`.version`), and the lowest that serves a target.
+//! Versions of the PTX language (`.version`), and the lowest one for a target.
 
 use crate::target::Target;
 use std::fmt;

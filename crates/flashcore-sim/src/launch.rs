@@ -1,4 +1,4 @@
-//! A launch from outside: buffers in, outcome out. Checks the arguments, places the memory, runs the machine.
+//! The public launch: buffers in, outcome out. Checks the arguments, lays out memory, runs the machine.
 
 use crate::{
     counters::Counters,

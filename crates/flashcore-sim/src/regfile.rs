@@ -1,4 +1,4 @@
-//! The registers of one warp, with what the checkers know of each: written or not, in flight, touched since when.
+//! The registers of one warp, with what the checkers know about each: written or not, in flight, last touched.
 
 use crate::program::{Lanes, Reg, RegisterCounts};
 use std::{array::from_fn, collections::BTreeMap};

@@ -1,4 +1,4 @@
-//! Which warp runs next, for how long; and what is said when none can.
+//! Which warp runs next, for how long; and what is reported if none can.
 
 use crate::{
     finding::FindingKind,

@@ -1,4 +1,4 @@
-//! A result in logical order, as f64: what the oracle makes, what the yardstick makes, what a backend made.
+//! A result in logical order, as f64: of the oracle, of the yardstick, of a backend.
 
 use std::{fmt, ops::Range};
 

@@ -1,6 +1,6 @@
-//! New rows of a cache: cases as data, the oracle in f64, and one check that every backend goes through.
+//! New rows of a cache: cases as data, the oracle in f64, and one check for every backend.
 //!
-//! Rows of the cache that nobody appends to hold values of their own, which must stay, bit for bit.
+//! Rows of the cache that are not appended to hold values that must stay unchanged, bit for bit.
 
 use std::{fmt, ops::Range};
 

@@ -1,6 +1,6 @@
-//! Grouped products: cases as data, the oracle in f64, and one check that every backend goes through.
+//! Grouped products: cases as data, the oracle in f64, and one check for every backend.
 //!
-//! What no group reads holds NaN, and so does everything between rows. The order of the checks is that of
+//! Elements that no group reads are NaN, and so is everything between rows. The order of the checks is that of
 //! [`crate::suite::Step`]; the error rule is that of [`crate::compare`], with sums in f32 as its yardstick.
 
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What the tensors of a case hold and how they lie in memory.
+//! The contents of a case's tensors and their layout in memory.
 
 use flashcore_core::{Dims, Layout, ProblemError};
 

@@ -1,4 +1,4 @@
-//! Kinds of data that kernels are judged on, for error and for time. N(0, 1) alone flatters a kernel: no row of it is
+//! Kinds of data that kernels are judged on, for error and for time. N(0, 1) alone flatters a kernel: no row is
 //! peaked, and no running maximum moves for long.
 //!
 //! `bench --suite kinds`, `--kind` and the cases of [`Tag::Kinds`](crate::Tag::Kinds) draw from here.

@@ -1,7 +1,7 @@
 //! Attention of E4M3 tensors with factors, on any backend: quantised inputs, the oracle on what was quantised, and bars.
 //!
 //! The oracle is f64 on the quantised numbers, so that a verdict says what the backend itself adds. The yardstick rounds
-//! probabilities to E4M3 as a kernel does ([`crate::plain`]). Named shapes have an absolute bar besides.
+//! probabilities to E4M3 as a kernel does ([`crate::plain`]). Named shapes also have an absolute bound.
 
 use flashcore_core::{
     Backend, DType, Data, DataMut, Dims, E4M3, Element, Factors, HostCall, Instance, Layout, Lengths, Mask,

@@ -1,4 +1,4 @@
-//! Keys in pages: cases of them, and the same problem with every sequence's keys together, which the oracle computes.
+//! Keys in pages: cases, and the same problem with every sequence's keys contiguous, which the oracle computes.
 
 use flashcore_core::{DType, Data, Dims, Instance, Layout, Lengths, PageTable, Problem, Spec, Values};
 

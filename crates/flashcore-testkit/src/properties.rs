@@ -1,8 +1,8 @@
 //! Laws of attention that hold whatever the numbers are, over any backend.
 //!
-//! Most laws say that two problems have the same answer: one is run, the other is what the oracle computes, so that
-//! neither side can be wrong in the same way as the other. Bitwise laws compare two runs. Tests of every backend and
-//! `flashcore verify` go through [`ALL`].
+//! Most laws say that two problems have the same result: one is run, the oracle computes the other, so the two
+//! cannot be wrong in the same way. Bitwise laws compare two runs. Tests of every backend and `flashcore verify` go
+//! through [`ALL`].
 
 pub(crate) mod dropout;
 pub(crate) mod pages;

@@ -1,4 +1,4 @@
-//! What can be wrong with the arguments of grouped products, beside what can be wrong with any tensor.
+//! What can be wrong with the arguments of grouped products, besides what can be wrong with any tensor.
 
 use crate::error::Operand;
 

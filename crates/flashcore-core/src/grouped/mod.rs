@@ -8,8 +8,8 @@
 //! | groups × rows × depth, groups × depth × columns | nothing | groups × rows × columns |
 //!
 //! That is the meaning of torch's `grouped_mm`. Offset `g` is the end of group `g`, where the next one starts; the first
-//! starts at 0. Whatever the numbers are, nothing outside of the tensors is touched: an end beyond what there is to divide
-//! is taken for that, and one before an earlier end makes an empty group. What no group has is 0 in the result, and so are
+//! starts at 0. Whatever the numbers are, nothing outside the tensors is touched: an end beyond the divided extent is
+//! clamped to it, and one before an earlier end makes an empty group. Results that belong to no group are 0, and so are
 //! products of an empty group.
 //!
 //! [`GroupedSpec::parse`] makes a [`GroupedProblem`], which a backend computes over the memory of a [`GroupedCall`].

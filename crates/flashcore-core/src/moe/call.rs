@@ -1,4 +1,4 @@
-//! A mixture of experts bound to host memory: what backends are handed.
+//! A mixture of experts bound to host memory: the input of backends.
 
 use crate::{
     call::{Data, DataMut},

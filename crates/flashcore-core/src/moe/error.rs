@@ -1,4 +1,4 @@
-//! What can be wrong with the arguments of a mixture of experts, beside what can be wrong with any tensor.
+//! What can be wrong with the arguments of a mixture of experts, besides what can be wrong with any tensor.
 
 use crate::{error::Operand, layout::Dims, lengths::Index};
 

@@ -1,13 +1,13 @@
-//! Operands of the products: rows of the caller's tensors as f32, or as pairs of bf16, the way round that a product needs.
+//! Operands of the products: rows of the caller's tensors as f32, or as pairs of bf16, in the orientation a product needs.
 //!
 //! | product | sums over | left factor | right factor |
 //! | --- | --- | --- | --- |
-//! | scores `Q·Kᵀ`, `dO·Vᵀ` | features | rows of Q, dO | K, V *turned*: `[feature][key]` |
+//! | scores `Q·Kᵀ`, `dO·Vᵀ` | features | rows of Q, dO | K, V *transposed*: `[feature][key]` |
 //! | dV, dK | queries | weights, gradients of scores by column | rows of dO, Q *stacked*: `[query][feature]` |
 //! | dQ | keys | gradients of scores by row | rows of K stacked: `[key][feature]` |
 //!
-//! In f32 stacked rows are the rows. Pairs are neighbours along what is summed over, so that rows (pairs of features) and
-//! stacked rows (pairs of rows) differ.
+//! In f32, stacked rows are just the rows. Pairs are neighbours along the summed dimension, so rows (pairs of features)
+//! and stacked rows (pairs of rows) differ.
 
 use flashcore_core::{Data, Layout};
 use half::bf16;

@@ -1,7 +1,7 @@
 //! AMX: eight registers that hold 16 × 16 f32, or 16 × 32 bf16, and an instruction that multiplies two of them.
 //!
-//! Stable Rust has no intrinsics for it, so that products are written in assembly. Linux lends the registers to those who
-//! ask ([`is_available`]); nobody else gets them.
+//! Stable Rust has no intrinsics for it, so products are written in assembly. On Linux a process must request the
+//! registers ([`is_available`]) before it may use them.
 
 // Explicit indices, no closures: a closure would be compiled without the kernel's target features.
 #![allow(clippy::needless_range_loop)]

@@ -1,7 +1,7 @@
-//! Which weights of a block are dropped: the hash of each one's place, vector by vector.
+//! Which weights of a block are dropped: the hash of each one's position, vector by vector.
 //!
 //! Vectors of prefill run along the rows of a tile, those of decode and of gradients along the keys. [`Simd::kept`] serves
-//! both: it is given what the hash of each lane begins with. Called by the kernels that make weights.
+//! both: it takes the initial hash state of each lane. Called by the kernels that compute weights.
 
 use flashcore_core::{DROPOUT_STEP, Dropout, DropoutWords};
 

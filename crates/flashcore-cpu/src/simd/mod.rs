@@ -1,10 +1,10 @@
 //! Vector instructions behind one trait, and the kernels written against it.
 //!
 //! A kernel is a value that implements [`Kernel`]: its `run` is generic over [`Simd`], always inlined, and entered
-//! through [`runner::Runner::run`], which picks the instruction set and gives the whole kernel its target features.
-//! A new instruction set is a new file with one `impl Simd` and one entry function, and a line in [`crate::SimdLevel`].
-//! Instructions that multiply something other than vectors of f32 bring a block of their own, as `pairs` does for bf16
-//! dot products and `matrix` for matrix units, and a variant of [`crate::panels::Panels`].
+//! through [`runner::Runner::run`], which picks the instruction set and gives the whole kernel its target features. A
+//! new instruction set is a new file with one `impl Simd` and one entry function, and a line in [`crate::SimdLevel`].
+//! Instructions that multiply something other than vectors of f32 need a block layout of their own, as `pairs` does for
+//! bf16 dot products and `matrix` for matrix units, and a variant of [`crate::panels::Panels`].
 
 #![cfg_attr(
     not(target_arch = "x86_64"),

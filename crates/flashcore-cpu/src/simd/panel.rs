@@ -1,11 +1,11 @@
-//! Products of packed factors, of which experts, grouped products and their gradients are made: `C = A·B`, or `C += A·B`,
+//! Products of packed factors, used by experts, grouped products and their gradients: `C = A·B`, or `C += A·B`,
 //! summed in f32. Called by `matmul`, whose factors `pack` has laid out.
 //!
 //! Vectors run along the columns of B, a panel of [`COLUMNS`] of them; elements of A, rows [`STRIDE`] apart, are spread over
-//! the lanes. Distances are constants: with distances known at run time each row of A has an address of its own, and
-//! addresses and sums spill. A micro-kernel holds `J` rows × `RV` vectors of C in registers.
+//! the lanes. Strides are constants: with run-time strides each row of A needs its own address, and addresses and sums
+//! spill. A micro-kernel holds `J` rows × `RV` vectors of C in registers.
 //!
-//! The factors stream from memory while a product is computed: it fetches what the next one packs.
+//! Factors stream from memory while a product is computed: it prefetches what the next one packs.
 
 // Explicit indices, no closures: a closure would be compiled without the kernel's target features.
 #![allow(clippy::needless_range_loop)]

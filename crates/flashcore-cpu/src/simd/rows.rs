@@ -1,11 +1,11 @@
 //! The decode kernel: folds a block of keys into a few query rows.
 //!
 //! Vectors run along the *features*, so that K and V stream through once, converted as they are loaded; up to four rows
-//! share what is loaded. Features must be a multiple of the lanes; the driver pads others.
+//! share each load. Features must be a multiple of the lanes; the driver pads others.
 //!
 //! A row by itself reads keys one after another: memory streams best in its own order. Rows that share keys multiply four of
-//! them at once, for their sums across lanes cost less together; so that memory streams none the less, each half fetches what
-//! the other half reads next: the dot products the values of their keys, the weighted sums the next block's keys.
+//! them at once, since sums across lanes are cheaper together; to keep memory streaming, each half prefetches what the other
+//! half reads next: the dot products the values of their keys, the weighted sums the next block's keys.
 
 // Explicit indices, no closures: a closure would be compiled without the kernel's target features.
 #![allow(clippy::needless_range_loop)]

@@ -1,5 +1,5 @@
-//! The bytes of a cache entry: header (magic, version, key, payload length, payload SHA-256), then the payload
-//! (report length, report, machine code). Reading trusts nothing: sizes are compared before memory is taken.
+//! The bytes of a cache entry: header (magic, version, key, payload length, payload SHA-256), then the payload (report
+//! length, report, machine code). Reading trusts nothing: sizes are checked before memory is allocated.
 
 use super::Key;
 use crate::report::BuildReport;

@@ -1,4 +1,4 @@
-//! The cache's folder: opened only where nobody but its user can have put anything into it.
+//! The cache's folder: opened only if nobody but its user can have written to it.
 
 use super::{CacheError, Damage};
 use std::{

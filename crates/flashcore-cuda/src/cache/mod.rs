@@ -1,8 +1,8 @@
 //! Machine code kept on disk: one checksummed file per kernel in a folder that only its user can write.
 //!
-//! `compile.rs` looks here first and stores what it built; the command line lists, verifies and clears. Whatever is
-//! wrong with an entry makes it a miss, never a wrong kernel and never a failed launch. The checksum guards against
-//! damage, not against an attacker who can write the folder; that is what the folder's permissions are for.
+//! `compile.rs` looks here first and stores what it built; the command line lists, verifies and clears. A bad entry
+//! is a miss, never a wrong kernel and never a failed launch. The checksum guards against damage, not against an
+//! attacker who can write the folder; that is what the folder's permissions are for.
 
 mod entry;
 mod folder;

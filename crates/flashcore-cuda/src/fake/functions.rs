@@ -1,4 +1,4 @@
-//! The functions of the fake driver: as little behaviour as this crate depends on.
+//! The functions of the fake driver: only the behaviour this crate depends on.
 
 use super::{Held, Launch, world};
 use crate::api::Table;

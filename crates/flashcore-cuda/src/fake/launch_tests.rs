@@ -1,4 +1,4 @@
-//! What the driver gets to see of a launch, what it costs, and how its errors are told.
+//! What the driver sees of a launch, what it costs, and how its errors are reported.
 
 use super::{
     Fake, World,

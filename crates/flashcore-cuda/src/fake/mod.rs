@@ -1,7 +1,7 @@
-//! A driver made of Rust functions: what this crate does with the driver's answers is tested without a GPU.
+//! A driver made of Rust functions: tests how this crate handles the driver's results, without a GPU.
 //!
-//! One world for the process, so [`Fake::new`] lets one test in at a time and starts afresh. Memory is numbers,
-//! streams are numbers, and every launch is written down as the bytes that the driver would have read.
+//! There is one fake per process, so [`Fake::new`] admits one test at a time and starts afresh. Memory is
+//! numbers, streams are numbers, and every launch is recorded as the bytes that the driver would have read.
 
 #[cfg(unix)]
 mod compile_tests;

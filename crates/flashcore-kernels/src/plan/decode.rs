@@ -1,4 +1,4 @@
-//! The kernel for few queries over many keys, `decode`: what it cannot take, and its tiles with the reason beside each row.
+//! The kernel for few queries over many keys, `decode`: what it refuses, and its tiles with the reason beside each row.
 
 use flashcore_core::Problem;
 use flashcore_ptx::sm::Sm;

@@ -1,6 +1,6 @@
-//! Competitors: everything that can compute a task and be timed at it, ours and others' alike.
+//! Competitors: everything that can compute a task and be timed doing so, ours and others' alike.
 //!
-//! [`Competitor`] is who competes; [`Competitor::prepare`] gives a [`Ready`] that holds one task. [`crate::burst`] times it,
+//! [`Competitor`] is a contestant; [`Competitor::prepare`] gives a [`Ready`] that holds one task. [`crate::burst`] times it,
 //! [`crate::judge`] judges it. [`host`] makes a competitor of any [`Backend`](flashcore_core::Backend), [`torch`] of what
 //! PyTorch offers and of [`fa3`]'s operator.
 

@@ -1,6 +1,6 @@
-//! Who can compete on this machine: ours, the naive one, and PyTorch's where there is a Python with it.
+//! Which competitors run on this machine: ours, the naive one, and PyTorch's if there is a Python with it.
 //!
-//! The command line asks for competitors by name; what is missing is said once and left out.
+//! The command line asks for competitors by name; missing ones are reported once and skipped.
 
 use std::{cell::OnceCell, path::Path, rc::Rc, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! One screen about what bounds a kernel, out of the counters of [`super::ncu`].
+//! One screen about what bounds a kernel, from the counters of [`super::ncu`].
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! What a report shows, as data: runs in figures, runs that can be compared, problems that make a curve.
+//! What a report shows, as data: runs in figures, comparable runs, problems that form a curve.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! What saved runs come to, as a page that needs nothing but a browser, and as pictures.
+//! The results of saved runs, as a page that needs only a browser, and as pictures.
 //!
 //! Reading order: `data` (runs in figures, series, curves), `charts` (which plots there are), `plot` (how one is
 //! drawn), `page`, `markdown`; `words` formats numbers and escapes text. `flashcore report` is the only caller.

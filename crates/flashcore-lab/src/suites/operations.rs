@@ -1,4 +1,4 @@
-//! Suites of gradients, of caches as inference engines have them, and of mixtures of experts; each with a small form for
+//! Suites of gradients, of caches as in inference engines, and of mixtures of experts; each with a small form for
 //! trying it on a CPU.
 
 use flashcore_core::{DType, Dims, Layout, Mask, Spec};

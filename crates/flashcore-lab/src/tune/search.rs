@@ -1,7 +1,7 @@
 //! The search for one problem: wave after wave of candidates, each built, checked and measured, then a final race.
 //!
-//! The rules' own choice is measured with every wave, and fitness is the cost relative to it, so that a GPU whose clock
-//! drifts favours nobody. What the log knows is not measured again.
+//! The rules' own choice is measured with every wave, and fitness is the cost relative to it, so a drifting GPU clock
+//! favours no candidate. What is in the log is not measured again.
 
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,8 @@
 //! Is a backend right? Stage by stage, so that the first failure names the cause.
 //!
-//! build → launch → sanity → correctness → determinism → isolation: `build` is asked of the backend here, the rest is
+//! build → launch → sanity → correctness → determinism → isolation: `build` is done by the backend here, the rest is
 //! the testkit's suite. Cases come in groups ([`plan`]); each group runs in a child process ([`child`]) under a
-//! watchdog ([`watch`]), so that a hang or a poisoned GPU context is one red row and not the end.
+//! watchdog ([`watch`]), so a hang or a poisoned GPU context fails only one row.
 
 pub mod child;
 pub mod plan;

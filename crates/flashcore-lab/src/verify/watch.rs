@@ -1,4 +1,4 @@
-//! The parent's side: starts children, listens, and ends those that hang.
+//! The parent's side: starts children, listens, and kills those that hang.
 
 use std::{
     process::{Command, ExitStatus, Stdio},

@@ -1,4 +1,4 @@
-//! What stands outside of kernels: version, target, variables, heads of kernels and functions. Calls
+//! Everything outside of kernels: version, target, variables, heads of kernels and functions. Calls
 //! [`super::body`] for the rest.
 
 use super::{Cursor, ParseError, ParseErrorKind, Parsed, body, error_at, lexer::TokenKind, operand, shown};

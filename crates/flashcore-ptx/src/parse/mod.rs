@@ -1,6 +1,6 @@
-//! Text to [`Module`]: our own output exactly, and as far as it is cheap what nvcc and Triton print.
+//! Text to [`Module`]: our own output exactly, and as much of nvcc's and Triton's output as is cheap.
 //!
-//! Stages: `lexer` cuts tokens, `header` reads what stands outside of kernels, `body` statements and scopes,
+//! Stages: `lexer` cuts tokens, `header` reads everything outside of kernels, `body` statements and scopes,
 //! `operand` one operand. Every instruction is matched against [`crate::table`] at once, so a wrong one is
 //! reported at its line. No input makes the parser panic.
 

@@ -1,4 +1,4 @@
-//! Finding the row that an instruction is an instance of, and saying why there is none. Modifiers are matched here,
+//! Finds the row that an instruction is an instance of, or says why there is none. Modifiers are matched here,
 //! operands in [`super::fit`].
 
 use super::{

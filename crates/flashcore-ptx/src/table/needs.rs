@@ -1,4 +1,4 @@
-//! What a program asks of its reader: the oldest target and the lowest `.version` that know all of it.
+//! What a program requires: the oldest target and the lowest `.version` that support all of it.
 
 use super::Form;
 use crate::{

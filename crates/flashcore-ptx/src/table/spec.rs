@@ -1,4 +1,4 @@
-//! The words in which rows of the table are written. Everything here is `const`, so the table is plain data.
+//! The vocabulary in which rows of the table are written. Everything is `const`, so the table is plain data.
 
 use crate::{
     op::{Mod, Op},

@@ -1,4 +1,4 @@
-//! Every instruction is in the table, and the module's target and version have it; directives agree.
+//! Every instruction is in the table and supported by the module's target and version; directives agree.
 
 use super::{Report, Rule};
 use crate::{

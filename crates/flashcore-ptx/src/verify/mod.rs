@@ -3,8 +3,8 @@
 //! Each file checks one thing and adds to the same list: `names` (declared, once), `forms` (table, target,
 //! version, directives), and over the control flow of `flow`, solved by `dataflow`: `init` (registers read
 //! before any write), `align` (addresses provably misaligned), `uniform` (`.aligned` under divergence), and
-//! `wgmma` (fences, commits, registers in flight). The text is all they see: tokens and roles of the builder are
-//! gone by then, so a mistake of the builder is found as well. `group` prints findings of one cause as one line.
+//! `wgmma` (fences, commits, registers in flight). They only see the text: tokens and roles of the builder are
+//! gone by then, so mistakes of the builder are found too. `group` prints findings of one cause as one line.
 
 mod align;
 mod dataflow;

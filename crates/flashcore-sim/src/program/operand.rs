@@ -1,4 +1,4 @@
-//! Operands become slots and numbers here; variables and parameters get their places.
+//! Operands become slots and numbers here; variables and parameters get their addresses.
 
 use super::{
     RegisterCounts,

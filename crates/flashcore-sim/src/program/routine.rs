@@ -1,4 +1,4 @@
-//! Functions of a program: which of them a kernel may reach, in which order they are decoded, how deep they stack.
+//! Functions of a program: which of them a kernel may reach, their decoding order, and stack depth.
 
 use super::{
     RegisterCounts,

@@ -1,4 +1,4 @@
-//! Bulk copies and tensor copies: judged when issued, queued, waited for.
+//! Bulk copies and tensor copies: checked when issued, queued, waited for.
 
 use super::{Flow, Outcome, Step, order::Name};
 use crate::{

@@ -1,4 +1,4 @@
-//! Loads and stores: where an address leads, whether it may be touched, and the bytes behind it.
+//! Loads and stores: what an address refers to, whether it may be accessed, and the bytes there.
 
 use super::{Flow, Outcome, Step};
 use crate::{

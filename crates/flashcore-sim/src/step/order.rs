@@ -1,4 +1,4 @@
-//! What accesses, fences and synchronisation mean for order: clocks, proxies, acquire and release.
+//! What accesses, fences and synchronisation mean for ordering: clocks, proxies, acquire and release.
 
 use super::{Flow, Outcome, Step};
 use crate::{

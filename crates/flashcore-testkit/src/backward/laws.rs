@@ -1,6 +1,6 @@
 //! Laws of gradients that hold whatever the numbers are, over any backend.
 //!
-//! Most say that two problems have the same gradients: one is run, the other is what the oracle computes.
+//! Most say that two problems have the same gradients: one is run, the oracle computes the other.
 
 mod dropout;
 

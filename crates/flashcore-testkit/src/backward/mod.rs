@@ -1,5 +1,5 @@
-//! Gradients: the cases of forward with gradients of their own, the oracle in f64, and one check that every backend goes
-//! through. The order of the checks is that of [`crate::suite::Step`].
+//! Gradients: the cases of forward with gradients of their own, the oracle in f64, and one check for every backend. The
+//! order of the checks is that of [`crate::suite::Step`].
 //!
 //! | file | what it holds |
 //! | --- | --- |

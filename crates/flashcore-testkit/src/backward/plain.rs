@@ -1,5 +1,5 @@
-//! Gradients computed plainly, row by row: in f64 the oracle, in f32 with weights and gradients of scores rounded to the
-//! tensors' own type the yardstick, as an unfused computation stores them: the second are made of the first.
+//! Gradients computed plainly, row by row: in f64 as the oracle; in f32, with weights and gradients of scores rounded to
+//! the tensors' own type as an unfused computation stores them, as the yardstick.
 
 use std::ops::Range;
 
