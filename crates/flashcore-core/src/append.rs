@@ -28,28 +28,28 @@ use crate::{
 /// Where new rows go.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Slots {
-    /// Behind the keys that each sequence has; a call gives their number for each batch entry of the new rows.
+    /// After the keys that each sequence has; a call gives their number for each batch entry of the new rows.
     #[default]
     Behind,
     /// To slots that a call gives, one for each new row: page times rows of a page, plus row.
     Listed,
 }
 
-/// How keys and queries are turned by their positions.
+/// Rotary embedding of keys and queries.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Rotary {
-    /// Features of a row that are turned, from the first on: an even number.
+    /// Features of a row that are rotated, from the first on: an even number.
     pub dim: usize,
     /// Whether neighbours make a pair, rather than features half of `dim` apart.
     pub interleaved: bool,
     /// Positions that the tables of cosines and sines have, which are dense positions × dim / 2; later ones count as the
     /// last.
     pub positions: usize,
-    /// Whether all queries of a sequence stand at the position of its first new key, rather than one after another.
+    /// Whether all queries of a sequence have the position of its first new key, rather than consecutive positions.
     pub together: bool,
 }
 
-/// What a caller asks for, unchecked; [`AppendSpec::parse`] makes an [`AppendProblem`] of it.
+/// What a caller asks for, unchecked; [`AppendSpec::parse`] turns it into an [`AppendProblem`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct AppendSpec {
     /// Element type of all tensors but, maybe, the cache.
@@ -70,11 +70,11 @@ pub struct AppendSpec {
     pub slots: Slots,
     /// That the cache lies in pages which a table finds, if it does.
     pub pages: Option<Pages>,
-    /// How keys and queries are turned, if they are.
+    /// Rotary embedding of keys and queries, if any.
     pub rotary: Option<Rotary>,
     /// Queries to turn, and where they go.
     pub q: Option<[Layout; 2]>,
-    /// What lengths in device memory are made of; slots are 64-bit integers.
+    /// Element type of lengths in device memory; slots are 64-bit integers.
     pub index: Index,
 }
 
@@ -292,7 +292,7 @@ impl AppendValues {
 
 /// A problem with its numbers and the host memory it works on.
 ///
-/// **Invariant:** every slice has the problem's element type and holds all that its layout reaches.
+/// **Invariant:** every slice has the problem's element type and holds everything its layout reaches.
 #[derive(Debug)]
 pub struct AppendCall<'a> {
     problem: &'a AppendProblem,
@@ -321,7 +321,7 @@ pub struct AppendOutputs<'a> {
     pub cache_k: DataMut<'a>,
     /// The cache of values.
     pub cache_v: DataMut<'a>,
-    /// The turned queries.
+    /// The rotated queries.
     pub q: Option<DataMut<'a>>,
 }
 

@@ -26,10 +26,10 @@ use crate::{
 /// Where the sums of `dO ∘ O` over each row come from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum RowSums {
-    /// From the output, which a call brings.
+    /// From the output, which the call provides.
     #[default]
     Computed,
-    /// From the call, which brings no output.
+    /// From the call, which then provides no output.
     Given,
 }
 
@@ -207,8 +207,8 @@ pub struct GradientsMut<'a> {
 
 /// Gradients to be computed, with the host memory that everything lies in.
 ///
-/// **Invariant:** every slice has the problem's element type and holds all that its layout reaches, so that a backend
-/// indexes without checking again.
+/// **Invariant:** every slice has the problem's element type and holds everything its layout reaches, so that a
+/// backend indexes without checking again.
 #[derive(Debug)]
 pub struct BackwardCall<'a> {
     problem: &'a BackwardProblem,

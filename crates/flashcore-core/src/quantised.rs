@@ -23,7 +23,7 @@ use crate::{
 /// Rows of a block of Q and of K: as many as kernels have together anyway.
 pub const BLOCK_ROWS: [usize; 2] = [64, 128];
 
-/// A tensor of 8 bits with what belongs to it.
+/// A tensor of 8 bits with its factors and means.
 struct Narrowed {
     layout: Layout,
     values: Vec<E4M3>,

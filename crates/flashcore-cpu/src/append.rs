@@ -125,7 +125,7 @@ fn append_rows<T: Element, C: Element, const N: usize>(
     });
 }
 
-/// Copies a row, turned where `turn` says so, and divided.
+/// Copies a row, rotated if `turn` says so, and divided.
 fn write<T: Element, C: Element>(
     turn: Option<Turn<'_, T>>,
     from: &[T],

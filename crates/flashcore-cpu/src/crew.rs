@@ -22,7 +22,7 @@ use crate::output::Shared;
 /// Threads for one call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Crew {
-    /// The calling thread alone.
+    /// Only the calling thread.
     Caller,
     /// Those of rayon's current pool.
     Rayon,
@@ -155,7 +155,7 @@ impl OpenMp {
         usize::try_from(unsafe { (self.max_threads)() }).unwrap_or(1).max(1)
     }
 
-    /// Calls `work` with different numbers below `threads`, each on a thread of its own. There may be fewer: inside of a
+    /// Calls `work` with different numbers below `threads`, each on a thread of its own. There may be fewer: inside a
     /// region of the program there is one.
     fn run(self, threads: usize, work: &(dyn Fn(usize) + Sync)) {
         let mut region = Region { work, threads, arrived: AtomicUsize::new(0), panic: Mutex::new(None) };

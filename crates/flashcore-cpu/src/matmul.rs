@@ -29,7 +29,7 @@ use crate::{
     },
 };
 
-/// Rows that meet a panel while it is in the cache.
+/// Rows multiplied with a panel while it is in cache.
 const ROWS: usize = 256;
 /// Terms of left factors that are packed at a time.
 const CHUNK: usize = 1 << 22;

@@ -29,7 +29,7 @@ pub struct DeviceProps {
     pub shared_optin: u32,
     /// Shared memory of an SM in bytes.
     pub shared_per_sm: u32,
-    /// Shared memory of each CTA that the driver keeps to itself, in bytes.
+    /// Shared memory of each CTA that the driver reserves, in bytes.
     pub shared_reserved: u32,
     /// L2 cache in bytes.
     pub l2_bytes: u64,

@@ -29,7 +29,7 @@ impl Stream {
         Self::with_priority(device, 0)
     }
 
-    /// As [`Stream::new`] with a priority: lower numbers first, 0 is the default.
+    /// Like [`Stream::new`] with a priority: lower numbers first, 0 is the default.
     pub fn with_priority(device: Device, priority: i32) -> Result<Self, Error> {
         const NON_BLOCKING: u32 = 1;
         let _inside = device.enter()?;

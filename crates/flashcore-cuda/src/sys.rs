@@ -22,7 +22,7 @@ pub(crate) fn open() -> Option<libloading::Library> {
     LIBRARIES.iter().find_map(|name| unsafe { libloading::Library::new(*name) }.ok())
 }
 
-/// Pointers to what only the driver sees inside of, each of its own type.
+/// Opaque pointers of the driver, each with its own type.
 macro_rules! handles {
     ($($name:ident = $inside:ident;)*) => {
         $(

@@ -32,7 +32,7 @@ pub enum TensorMapError {
     /// Too few or too many dimensions.
     #[error("a tensor map has 1 to 5 dimensions, not {rank}")]
     Rank {
-        /// Dimensions asked for.
+        /// Requested dimensions.
         rank: usize,
     },
     /// The lists of the specification disagree in length.

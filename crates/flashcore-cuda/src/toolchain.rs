@@ -206,7 +206,7 @@ pub(crate) enum Input<'a> {
     File(File),
 }
 
-/// What a tool answered.
+/// A tool's output.
 pub(crate) struct Output {
     pub(crate) success: bool,
     pub(crate) stdout: Vec<u8>,

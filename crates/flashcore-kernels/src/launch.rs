@@ -24,7 +24,7 @@ pub enum KernelConfig {
     Sm80(forward_sm80::Config),
     /// Attention by TMA and wgmma, sm_90a.
     Sm90(forward_sm90::Config),
-    /// Values of 8 bits, turned for the kernel above.
+    /// Values of 8 bits, transposed for the kernel above.
     TurnValues(turn_values::Config),
     /// Attention of few queries over many keys, from sm_80 on.
     Decode(decode::Config),
@@ -32,7 +32,7 @@ pub enum KernelConfig {
     Merge(merge::Config),
     /// New rows of a cache.
     Append(append::Config),
-    /// What kernels of gradients have to know of each row.
+    /// What kernels of gradients need to know about each row.
     BackwardRows(backward_rows::Config),
     /// Gradients of sinks.
     BackwardSinks(sinks::Config),

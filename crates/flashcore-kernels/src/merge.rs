@@ -33,7 +33,7 @@ pub struct Config {
     pub out: DType,
     /// Where the parts lie.
     pub source: Source,
-    /// How the work is cut.
+    /// How the work is split.
     pub shape: Shape,
 }
 
@@ -42,7 +42,7 @@ pub struct Config {
 pub enum Source {
     /// In one tensor, any number of them.
     Stacked,
-    /// This many at addresses of their own.
+    /// This many at separate addresses.
     Listed(u32),
 }
 

@@ -46,12 +46,12 @@ impl Config {
     }
 }
 
-/// Extents of the turned values: batch, heads, rows, keys.
+/// Extents of the transposed values: batch, heads, rows, keys.
 fn dims(problem: &Problem) -> Dims {
     turned_dims(Dims::new(problem.batch(), problem.heads_kv(), problem.seq_kv(), problem.dim_v()))
 }
 
-/// The workspace that holds the turned values.
+/// The workspace that holds the transposed values.
 pub(crate) fn workspace(problem: &Problem) -> Workspace {
     let Dims { batch, heads, seq, dim } = dims(problem);
     Workspace { slot: slots::TURNED, bytes: (batch * heads * seq) as u64 * dim as u64, zeroed: false }

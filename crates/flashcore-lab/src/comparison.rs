@@ -22,7 +22,7 @@ pub struct Comparison {
     pub peer: Option<&'static str>,
     /// Work of the task over the work of the other: times are compared for the same work.
     pub work: f64,
-    /// What the ratio is wanted to be at most.
+    /// Upper bound on the ratio.
     pub wanted: f64,
 }
 
@@ -41,14 +41,14 @@ pub struct Compared {
 }
 
 impl Compared {
-    /// Whether the ratio is as wanted; `None` where a side is missing.
+    /// Whether the ratio meets the bound; `None` if a side is missing.
     pub fn met(&self) -> Option<bool> {
         self.ratio.map(|ratio| ratio.point <= self.wanted)
     }
 }
 
 impl Comparison {
-    /// `task` beside `other`, which has as much to do.
+    /// `task` against `other`, which does the same work.
     pub fn of_ours(what: impl Into<String>, task: Task, other: Task, wanted: f64) -> Self {
         Self { what: what.into(), task, other, peer: None, work: 1.0, wanted }
     }

@@ -15,7 +15,7 @@ use crate::{
     workload::Workload,
 };
 
-/// Who wants to know how far things are, and may end them.
+/// Receives progress, and may stop the run.
 pub trait Observer {
     /// Work on `what` for `task` begins.
     fn at(&mut self, task: &Task, what: &str);
@@ -73,7 +73,7 @@ impl Contest {
         self
     }
 
-    /// Times everybody who is right. A user who stops it gets what there is.
+    /// Times all competitors that are right. A user who stops it gets the results so far.
     pub fn run(
         mut self,
         protocol: &Protocol,

@@ -18,7 +18,7 @@ use crate::{
     stats::blocks,
 };
 
-/// Independent parts that the samples of a competitor are cut into for confidence intervals.
+/// Independent parts that the samples of a competitor are split into for confidence intervals.
 const UNITS: usize = 30;
 /// Seconds of load on a GPU after which its clock is steady.
 pub const STEADY: f64 = 1.5;
@@ -45,7 +45,7 @@ impl Mode {
         }
     }
 
-    /// Rounds unless another number is asked for.
+    /// Default number of rounds.
     pub const fn usual_rounds(self) -> u32 {
         match self {
             Self::Sustained => 1,

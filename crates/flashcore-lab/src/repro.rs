@@ -58,7 +58,7 @@ pub struct Manifest {
     pub created: String,
     /// Versions, the commit, the program's hash, the machine.
     pub environment: Facts,
-    /// What was asked for; who reads a bundle has to check it.
+    /// What was requested; readers of a bundle must check it.
     pub settings: Value,
     /// SHA-256 of the PTX of every kernel of the covering set.
     pub kernels: Facts,
@@ -186,9 +186,9 @@ struct Group {
 /// What was found.
 #[derive(Clone, PartialEq, Serialize, Debug, Default)]
 pub struct Comparison {
-    /// What is not as it was, and should be.
+    /// Differences that should not be there.
     pub differences: Vec<String>,
-    /// What is not as it was, and need not be.
+    /// Differences that are allowed.
     pub remarks: Vec<String>,
     /// Kernels whose PTX is the same.
     pub kernels: usize,

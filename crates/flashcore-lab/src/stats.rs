@@ -4,14 +4,14 @@ use serde::Serialize;
 
 use crate::bootstrap::{self, Interval};
 
-/// What a set of times comes to, in seconds.
+/// Summary of a set of times, in seconds.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
 pub struct Summary {
     pub p50: f64,
     pub p90: f64,
     pub min: f64,
     pub max: f64,
-    /// Where the median lies with 95 % confidence.
+    /// The 95 % confidence interval of the median.
     pub interval: Interval,
     pub samples: usize,
 }

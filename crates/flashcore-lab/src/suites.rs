@@ -21,7 +21,7 @@ use crate::{
 pub struct Suite {
     /// The name used on the command line and in results.
     pub name: &'static str,
-    /// The element type unless another is asked for.
+    /// The default element type.
     pub dtype: DType,
     /// Whether calls are so short that they must be replayed from a graph to see the kernel alone.
     pub replays: bool,
@@ -30,7 +30,7 @@ pub struct Suite {
     content: Content,
 }
 
-/// What a suite is made of.
+/// The contents of a suite.
 #[derive(Clone, Copy, Debug)]
 enum Content {
     Tasks(fn(DType) -> Result<Vec<Task>, TaskError>),

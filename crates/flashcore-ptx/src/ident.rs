@@ -64,7 +64,7 @@ impl Name {
         }
     }
 
-    /// `_`, which stands for a parameter that nobody names.
+    /// `_`, which stands for an unnamed parameter.
     pub fn unnamed() -> Self {
         Self("_".into())
     }

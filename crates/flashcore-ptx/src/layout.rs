@@ -275,7 +275,7 @@ pub enum TileError {
         /// The mode.
         swizzle: Swizzle,
     },
-    /// The rows are no multiple of eight, so the pattern does not fit.
+    /// The rows are not a multiple of eight, so the pattern does not fit.
     #[error("a swizzled tile has a multiple of 8 rows, not {rows}")]
     Rows {
         /// The rows.

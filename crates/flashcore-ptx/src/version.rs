@@ -8,7 +8,7 @@ use std::fmt;
 pub struct Version {
     /// Before the dot.
     pub major: u8,
-    /// Behind the dot.
+    /// After the dot.
     pub minor: u8,
 }
 

@@ -40,7 +40,7 @@ impl Step<'_, '_> {
 }
 
 impl Machine<'_> {
-    /// Reports what nobody excused.
+    /// Reports what was not excused.
     pub(crate) fn report_deferred(&mut self) {
         for finding in std::mem::take(&mut self.deferred).into_iter().flat_map(|d| d.findings) {
             self.findings.add(finding);

@@ -29,7 +29,7 @@ impl Step<'_, '_> {
         words(address, len).any(|word| suspects.contains(&(reader, word)))
     }
 
-    /// The read raced: it is told where its value is used.
+    /// The read raced: it is reported where its value is used.
     pub(crate) fn tolerate(&mut self, address: u64, writer: &str) {
         let what = self.machine.global.describe(address);
         let text = format!("read of global memory written by {writer}, without order between: {what}");

@@ -6,7 +6,7 @@ use flashcore_core::{Data, Instance, Problem, Sequences};
 
 use crate::values;
 
-/// Which rows of each head are looked at: all of them or every n-th.
+/// Which rows of each head are checked: all of them or every n-th.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rows {
     step: usize,

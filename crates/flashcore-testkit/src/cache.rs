@@ -286,7 +286,7 @@ fn base(numbers: &[f32]) -> f32 {
     largest / E4M3::MAX
 }
 
-/// A factor between those of heads, which nobody may use.
+/// A factor between those of heads, which must not be used.
 const NOBODYS: f32 = 1e30;
 
 /// Factors about as large as `bases`.

@@ -22,7 +22,7 @@ use crate::{
     values,
 };
 
-/// Elements after a factor that nobody may read.
+/// Elements after a factor that must not be read.
 const TAIL: usize = 64;
 
 /// Where groups end, relative to what is divided among them.
@@ -32,9 +32,9 @@ pub enum Ends {
     Random,
     /// All of it to one group.
     OneGroup,
-    /// Some of it to nobody.
+    /// Some of it to no group.
     Short,
-    /// Nothing to anybody.
+    /// Nothing to any group.
     Nothing,
     /// Negative numbers, numbers beyond the end, and ends before earlier ones.
     Wild,

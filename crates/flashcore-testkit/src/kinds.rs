@@ -24,7 +24,7 @@ pub enum Kind {
     Sink,
     /// Values around 3: what the weights' rounding does to a sum no longer cancels.
     Mean,
-    /// Keys that grow towards the first: whoever begins with the last key finds larger scores all along.
+    /// Keys that grow towards the first: a kernel that starts with the last key finds ever larger scores.
     Drift,
 }
 

@@ -182,7 +182,7 @@ struct Inputs<'a, T> {
     lses: Vec<Vec<f32>>,
 }
 
-/// What a backend made of them.
+/// A backend's result.
 struct Run<O> {
     out: Buffer<O>,
     lse: Option<Buffer<f32>>,

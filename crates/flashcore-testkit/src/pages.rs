@@ -26,7 +26,7 @@ impl Paging {
     }
 }
 
-/// Numbers that stand in a table where nobody may look.
+/// Numbers in table entries that must not be read.
 const GARBAGE: [i32; 4] = [-1, i32::MAX, i32::MIN, 1 << 20];
 
 impl Case {

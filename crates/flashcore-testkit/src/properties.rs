@@ -108,7 +108,7 @@ fn expect<T: Element>(got: &Answer, case: &Case, values: &Values, seed: u64) -> 
     verdict.reason.map_or(Ok(()), |reason| Err(broken(reason)))
 }
 
-/// Demands equal bits of two answers of the same extents.
+/// Requires equal bits of two results of the same extents.
 pub(crate) fn expect_same_bits(a: &Answer, b: &Answer) -> Result<(), Outcome> {
     let differ = |a: &[f64], b: &[f64]| a.iter().zip(b).position(|(a, b)| a.to_bits() != b.to_bits());
     let in_lse = differ(&a.lse, &b.lse).map(|row| row * a.grid.dim);

@@ -46,7 +46,7 @@ pub struct Case {
     pub centred: bool,
     /// Whether batch entries use a part of their rows.
     pub used: bool,
-    /// Whether the result is turned.
+    /// Whether the result is transposed.
     pub turned: bool,
     pub numbers: Numbers,
 }

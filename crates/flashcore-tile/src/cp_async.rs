@@ -69,7 +69,7 @@ impl Builder {
         self.emit(Op::CpAsyncCommitGroup, &[], []);
     }
 
-    /// Waits until at most `pending` of this thread's youngest groups are under way.
+    /// Waits until at most `pending` of this thread's youngest groups are in flight.
     #[track_caller]
     pub fn wait_copies(&mut self, pending: u32) {
         self.emit(Op::CpAsyncWaitGroup, &[], [Operand::int(i64::from(pending))]);

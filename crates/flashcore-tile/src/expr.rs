@@ -34,7 +34,7 @@ use crate::{
     value::{B16, B32, Bits, F32, Integer, Number, Pred, Reg, S32, Type, U32, U64, Val},
 };
 
-/// What is made of two values of one type; the result has that type too, but that of `MulWide`.
+/// Operators on two values of one type; the result has that type too, except that of `MulWide`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Binary {
     Add,

@@ -40,7 +40,7 @@ pub enum MatrixOrder {
     ColumnsFirst,
 }
 
-/// Where one lane's rows lie in a tile, for `ldmatrix`.
+/// Where one lane's rows are in a tile, for `ldmatrix`.
 #[derive(Clone, Copy, Debug)]
 pub struct MatrixRows {
     tile: SmemTile,

@@ -104,7 +104,7 @@ impl Stage {
         self.full.wait(b, self.parity);
     }
 
-    /// Consumer: gives the tile back; executed by the threads for which `who` holds.
+    /// Consumer: releases the tile; executed by the threads for which `who` holds.
     #[track_caller]
     pub fn release(&self, b: &mut Builder, who: Pred) {
         let author = Location::caller();

@@ -76,7 +76,7 @@ impl Roles {
 }
 
 impl Builder {
-    /// As [`specialise`](Self::specialise), with a mover that `roles` must have.
+    /// Like [`specialise`](Self::specialise), with a mover that `roles` must have.
     #[track_caller]
     pub fn specialise_with_mover(
         &mut self,

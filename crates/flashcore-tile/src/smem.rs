@@ -90,7 +90,7 @@ impl Builder {
         tile
     }
 
-    /// A tile in memory that was reserved before, from `offset` on; whoever used it must be done.
+    /// A tile in memory that was reserved before, from `offset` on; its previous users must be done.
     #[track_caller]
     pub fn smem_tile_over(
         &mut self,

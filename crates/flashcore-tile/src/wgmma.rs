@@ -44,7 +44,7 @@ pub struct Pending<T> {
 }
 
 impl<T> Pending<T> {
-    /// Waits for this product (and all older ones) and gives its registers back.
+    /// Waits for this product (and all older ones) and releases its registers.
     #[track_caller]
     pub fn wait(self, b: &mut Builder) -> T {
         if self.group >= b.groups.completed {

@@ -9,7 +9,7 @@ pub enum GroupedError {
     /// No groups, or more than offsets may divide something among.
     #[error("{given} groups; give 1 to {max}")]
     Groups {
-        /// Groups asked for.
+        /// Requested groups.
         given: usize,
         /// Most groups.
         max: usize,

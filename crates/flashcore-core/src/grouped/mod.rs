@@ -33,7 +33,7 @@ pub use error::GroupedError;
 /// What offsets divide among groups.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Grouping {
-    /// Nothing: every group has factors of its own.
+    /// Nothing: every group has its own factors.
     Batch,
     /// The rows of the left factor, which all groups share.
     Rows,
@@ -46,7 +46,7 @@ pub enum Grouping {
     },
 }
 
-/// What a caller asks for, unchecked; [`GroupedSpec::parse`] makes a [`GroupedProblem`] of it.
+/// What a caller asks for, unchecked; [`GroupedSpec::parse`] turns it into a [`GroupedProblem`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GroupedSpec {
     /// Element type of all tensors.
@@ -210,8 +210,8 @@ pub struct GroupedInputs<'a> {
 
 /// Grouped products with the host memory they work on.
 ///
-/// **Invariant:** every slice has the problem's element type and holds all that its layout reaches, so that a backend
-/// indexes without checking again. Offsets may be anything.
+/// **Invariant:** every slice has the problem's element type and holds everything its layout reaches, so that a
+/// backend indexes without checking again. Offsets may be anything.
 #[derive(Debug)]
 pub struct GroupedCall<'a> {
     problem: &'a GroupedProblem,
@@ -260,7 +260,7 @@ impl<'a> GroupedCall<'a> {
     }
 }
 
-/// There are as many offsets as groups, where there are to be any.
+/// There are as many offsets as groups, if there are to be any.
 fn check_offsets(problem: &GroupedProblem, len: Option<usize>) -> Result<(), ProblemError> {
     let error = match (len, problem.grouping()) {
         (None, Grouping::Batch) => return Ok(()),

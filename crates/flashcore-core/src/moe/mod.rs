@@ -78,7 +78,7 @@ pub struct Shared {
     pub down: ExpertLayout,
 }
 
-/// What a caller asks for, unchecked; [`MoeSpec::parse`] makes a [`MoeProblem`] of it.
+/// What a caller asks for, unchecked; [`MoeSpec::parse`] turns it into a [`MoeProblem`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct MoeSpec {
     /// Element type of all tensors but the routing's.

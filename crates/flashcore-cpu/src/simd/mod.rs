@@ -65,7 +65,7 @@ pub(crate) trait Simd: Copy {
     unsafe fn load_bf16(p: *const bf16) -> Self::V;
     unsafe fn load_e4m3(p: *const E4M3) -> Self::V;
     unsafe fn load_e5m2(p: *const E5M2) -> Self::V;
-    /// Asks for a cache line to be brought near; the address may be any.
+    /// Prefetches a cache line; any address is allowed.
     unsafe fn fetch(p: *const u8);
     unsafe fn store(p: *mut f32, x: Self::V);
     /// Rounds to nearest, ties to even.
@@ -89,7 +89,7 @@ pub(crate) trait Simd: Copy {
     /// `x` where a hash of words, which vectors hold as bits, is at least `threshold`; 0 elsewhere. The hash is that of
     /// [`flashcore_core::DropoutWords::hash`], whose first word is the sum of the first vector's and `offset`.
     unsafe fn kept(x: Self::V, words: [Self::V; 2], offset: u32, threshold: u32) -> Self::V;
-    /// The sum of all elements, in an order of its own.
+    /// The sum of all elements, in a fixed order.
     unsafe fn sum(x: Self::V) -> f32;
     /// The sum of all elements of each, in an order that is the same for all of them.
     unsafe fn sums(x: [Self::V; 4]) -> [f32; 4];

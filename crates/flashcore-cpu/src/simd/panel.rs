@@ -29,7 +29,7 @@ pub(crate) const PANEL: usize = DEPTH * COLUMNS;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Memory to be brought near.
+/// Memory to prefetch.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Ahead<'a> {
     /// Addresses of cache lines.
@@ -142,7 +142,7 @@ unsafe fn strip<S: Simd, E: Term<S>, const RV: usize, const J: usize>(
     }
 }
 
-/// `J` rows × `RV` vectors; fetches lines on its way where `AHEAD`.
+/// `J` rows × `RV` vectors; prefetches lines if `AHEAD`.
 #[inline(always)]
 unsafe fn tile<S: Simd, E: Term<S>, const RV: usize, const J: usize, const AHEAD: bool>(
     p: &mut PanelProduct<'_, E>,

@@ -37,7 +37,7 @@ pub enum Damage {
     /// Others may write it.
     #[error("writable by others (mode {0:o})")]
     Mode(u32),
-    /// It is no entry, or one of another version.
+    /// It is not an entry, or one of another version.
     #[error("not an entry of this version")]
     Format,
     /// It is the entry of another kernel.

@@ -41,7 +41,7 @@ pub(super) struct World {
     pub(super) stream_ids: BTreeMap<usize, u64>,
     /// What captured graphs hold, by graph.
     pub(super) held: Vec<(usize, Held)>,
-    /// Codes that the named call answers, each once.
+    /// Codes that the named call returns, each once.
     pub(super) failures: Vec<(&'static str, u32)>,
     /// Failures that become due with the next launch: the kernel goes wrong.
     pub(super) failures_of_kernel: Vec<(&'static str, u32)>,
@@ -75,7 +75,7 @@ impl World {
         self.next
     }
 
-    /// Writes the call down and answers with the failure that was ordered for it, if any.
+    /// Records the call and returns the failure that was set for it, if any.
     pub(super) fn answer(&mut self, call: &'static str) -> u32 {
         if self.record {
             self.calls.push(call);
@@ -113,7 +113,7 @@ impl Fake {
         Self { device, _turn: turn }
     }
 
-    /// Orders the next answer of `call`.
+    /// Sets the next result of `call`.
     pub(super) fn fail(&self, call: &'static str, code: u32) {
         world(|world| world.failures.push((call, code)));
     }

@@ -212,13 +212,13 @@ struct Layout {
     landed: Option<u32>,
     /// What each thread of a consumer sets aside while pairs stream past.
     aside: Option<u32>,
-    /// dSᵀ on its way to the mover.
+    /// dSᵀ in flight to the mover.
     handed: Option<Pipeline>,
-    /// What dS on its way to the mover was multiplied by.
+    /// The factor of dS in flight to the mover.
     ranges: Option<Ranges>,
-    /// Weights on their way from one of a pair of consumers to the other.
+    /// Weights in flight from one of a pair of consumers to the other.
     passed: Option<Pipeline>,
-    /// Parts of dQ on their way from the mover to the writer.
+    /// Parts of dQ in flight from the mover to the writer.
     parts: Option<Pipeline>,
 }
 
@@ -280,8 +280,8 @@ impl Layout {
         }
     }
 
-    /// Rings of so many rows, features and stages, each stage given back by so many warps. Wide tiles lie next to each other,
-    /// with all barriers behind them.
+    /// Rings of so many rows, features and stages, each stage released by so many warps. Wide tiles lie next to each
+    /// other, with all barriers behind them.
     fn rings(b: &mut Builder, cfg: Config, rings: [(u32, u32, u32, u32); 4]) -> [Pipeline; 4] {
         let tile = |b: &mut Builder, (rows, dim, stages, _)| {
             b.smem_tile(cfg.input, [rows, cfg.padded(dim)], Swizzle::B128, stages)

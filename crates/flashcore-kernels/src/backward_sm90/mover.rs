@@ -172,7 +172,7 @@ impl<'a> Mover<'a> {
 }
 
 impl Consumer<'_> {
-    /// Waits until the mover has read what lies where dS of this pair will.
+    /// Waits until the mover has read the buffer that dS of this pair will overwrite.
     pub(super) fn wait_for_mover(&self, b: &mut Builder) {
         let Some(handed) = self.layout.handed else { return };
         self.handed_stage(b, &handed).wait_empty(b);
@@ -193,7 +193,7 @@ impl Consumer<'_> {
         }
     }
 
-    /// Hands over to the mover what was stored.
+    /// Passes what was stored to the mover.
     pub(super) fn hand_over(&self, b: &mut Builder) {
         let Some(handed) = self.layout.handed else { return };
         let stage = self.handed_stage(b, &handed);

@@ -168,7 +168,7 @@ impl Consumer<'_> {
         (scores, Work { made, sum })
     }
 
-    /// Makes probabilities of the current scores, passes them on, and gives the queries back.
+    /// Makes probabilities of the current scores, passes them on, and releases the queries.
     fn weigh_and_pass(&self, b: &mut Builder, run: &Run<'_>, scores: &Acc, probs: &Fragment) {
         let terms = self.streamed_terms(b).expect("queries stream");
         self.weigh(b, run, &terms, scores, Some(probs));
@@ -208,13 +208,13 @@ impl Consumer<'_> {
         (opened, work)
     }
 
-    /// The last pair of a held tile, which is given back.
+    /// The last pair of a held tile, which is released.
     fn last_paired_step(&self, b: &mut Builder, run: &Run<'_>, opened: Opened, duty: Duty) -> (Acc, Work) {
         let (product, sum, stage) = self.paired(b, run, opened, duty, Place::Last);
         (product, self.settle(b, sum, &stage))
     }
 
-    /// Waits for the gradient and gives back what it was multiplied with.
+    /// Waits for the gradient and releases what it was multiplied with.
     fn settle(&self, b: &mut Builder, sum: Pending<(Acc, Fragment)>, stage: &Stage) -> Work {
         let (sum, made) = sum.wait(b);
         stage.release(b, self.leader);

@@ -155,7 +155,7 @@ impl<'a> Producer<'a> {
         b.sync_warp();
     }
 
-    /// Copies a held tile once its predecessor has been given back.
+    /// Copies a held tile once its predecessor has been released.
     fn held_tile(&self, b: &mut Builder, which: usize, of: Source) {
         let (pipeline, map) = (self.layout.held[which], self.args.held[which]);
         let stage = pipeline.stage(b, self.held);

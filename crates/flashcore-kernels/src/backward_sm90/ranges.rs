@@ -17,7 +17,7 @@ const AT_ONCE: usize = 4;
 /// The bits of a factor of 1, all of which no smaller power of two has.
 const ONE: u32 = 0x3f80_0000;
 
-/// Where factors lie: one of each consumer's warp for each tile of dS on its way to the mover.
+/// Where factors lie: one of each consumer's warp for each tile of dS in flight to the mover.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ranges {
     offset: u32,
@@ -86,7 +86,7 @@ impl Factors {
     }
 }
 
-/// Brings sums from one range to another.
+/// Rescales sums from one range to another.
 fn move_range(b: &mut Builder, sums: &Acc, from: Reg<F32>, to: Reg<F32>) {
     let back = inverse(b, from);
     let change = b.let_(to * back);
@@ -94,7 +94,7 @@ fn move_range(b: &mut Builder, sums: &Acc, from: Reg<F32>, to: Reg<F32>) {
 }
 
 impl Consumer<'_> {
-    /// Hands the factor of this warp to the mover, together with the dS that were multiplied by it.
+    /// Passes the factor of this warp to the mover, together with the dS that were multiplied by it.
     pub(super) fn hand_range(&self, b: &mut Builder, range: Option<Range>) {
         let Some(((ranges, range), handed)) = self.layout.ranges.zip(range).zip(self.layout.handed) else {
             return;

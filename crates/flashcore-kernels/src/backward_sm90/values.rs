@@ -12,7 +12,7 @@ pub(super) enum Values {
     /// They are not multiplied yet.
     Due(Acc, Fragment),
     Issued(Pending<(Acc, Fragment)>),
-    /// They have been multiplied, and dO was given back.
+    /// They have been multiplied, and dO was released.
     Done(Acc, Fragment),
 }
 
@@ -52,7 +52,7 @@ impl Consumer<'_> {
         Values::Done(acc, probs)
     }
 
-    /// Waits for a product in flight, and gives dO back after it.
+    /// Waits for a product in flight, and releases dO after it.
     pub(super) fn settle_values(&self, b: &mut Builder, values: Values, stage: &Stage) -> (Acc, Fragment) {
         match values {
             Values::Issued(product) => {

@@ -18,7 +18,7 @@ use flashcore_tile::{Builder, Expr, Global, Params, Pipeline, Pred, Reg, Scope, 
 use super::{Arguments, Config, Layout, ROWS_PER_GROUP, mover::Part, packed, producer::info, schedule::Tile};
 use crate::{backward_sums::QUAD_BYTES, slots::backward as slots};
 
-/// What a tile tells when all of it has been added.
+/// What a tile publishes when all of it has been added.
 const DONE: u32 = i32::MAX as u32;
 
 /// Where dQ is summed, as registers.
@@ -59,13 +59,13 @@ pub(super) struct Writer<'a> {
 
 /// A tile's place among those of its head.
 struct Place {
-    /// Where this tile tells how far it is, and the one before it did.
+    /// Where this tile publishes its progress, and the previous one did.
     own: Reg<U64>,
     before: Global,
     /// Whether this is the first, and the last, of a head.
     first: Pred,
     last: Pred,
-    /// What the tile before told last.
+    /// What the previous tile published last.
     seen: Reg<U32>,
 }
 
@@ -197,7 +197,7 @@ impl<'a> Writer<'a> {
         });
     }
 
-    /// Tells that everything before `at` has been added.
+    /// Publishes that everything before `at` has been added.
     fn tell(&self, b: &mut Builder, place: &Place, at: impl Into<Expr<U32>>) {
         let at = at.into();
         b.predicated(place.last.not(), |b| b.tell(place.own, at));

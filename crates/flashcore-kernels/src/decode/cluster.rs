@@ -50,7 +50,7 @@ impl Exchange {
         [each, b.let_((all - before).min(each))]
     }
 
-    /// Prepares to count messages, and tells the cluster so.
+    /// Prepares to count messages, and signals that to the cluster.
     pub(super) fn open(&self, b: &mut Builder, cfg: &Config, unit: &Unit) {
         let [_, own] = self.shares(b, cfg, unit);
         let bytes = match cfg.invariant {
@@ -96,7 +96,7 @@ impl Exchange {
         self.end_own(b, end, (each, own));
     }
 
-    /// Sends a place of part `number` to whoever ends it.
+    /// Sends a place of part `number` to the CTA that finishes it.
     fn send(
         &self,
         b: &mut Builder,

@@ -19,7 +19,7 @@ const START: f64 = 1100.0;
 /// Bytes per nanosecond that one SM gets at most, and that each gets where all read.
 const ALONE: f64 = 56.0;
 const TOGETHER: f64 = 34.5;
-/// Nanoseconds from a request to its bytes, where many are under way.
+/// Nanoseconds from a request to its bytes, where many are in flight.
 const LATENCY: f64 = 3000.0;
 /// Nanoseconds of another round of CTAs behind the first.
 const ROUND: f64 = 1630.0;

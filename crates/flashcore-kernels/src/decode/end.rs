@@ -153,7 +153,7 @@ impl End<'_> {
         );
     }
 
-    /// Where a place's row lies in part number `part`.
+    /// Where a place's row is in part number `part`.
     fn in_part(&self, b: &mut Builder, shared: SharedRows, part: Reg<U32>, place: Place) -> Reg<U64> {
         let rows = b.let_(part.mul_wide(self.args.rows));
         let row = b.let_(rows + place.row.widen());

@@ -89,7 +89,7 @@ pub(crate) struct Arguments {
     sequences: Reg<U32>,
     /// Key tiles of a unit at least.
     least_tiles: Reg<U32>,
-    /// Where keys are cut, if the batch has no say in it.
+    /// Where keys are split, if bits do not depend on the batch.
     cuts: Option<Cuts>,
     lengths: LengthArguments,
     pages: Option<PageArguments>,
@@ -156,11 +156,11 @@ pub(crate) struct Layout {
     v: SmemTile,
     /// Parts of all warps: where the first lies, and bytes from one to the next.
     parts: [u32; 2],
-    /// Where the thread that counts units tells the others what it found.
+    /// Where the thread that counts units publishes its result to the others.
     found: u32,
     /// Barriers of all warps' stages, where tensor copies fill them.
     barriers: Option<u32>,
-    /// Where parts of a cluster meet.
+    /// Where parts of a cluster are merged.
     exchange: Option<Exchange>,
     /// Where pieces are folded.
     folded: Option<u32>,

@@ -32,7 +32,7 @@ pub(super) struct Settled {
 /// Which of the key tiles that are settled together a product belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// There is no other.
+    /// It is the only one.
     Only,
     First,
     Last,

@@ -9,7 +9,7 @@ use crate::parts::mask::KeyTiles;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OwnTiles {
     pub(super) tiles: KeyTiles,
-    /// Behind the last of its own.
+    /// After its own last.
     pub(super) behind: Option<Pred>,
     /// Before the first.
     pub(super) before: Option<Pred>,

@@ -31,7 +31,7 @@ impl Reports {
         })
     }
 
-    /// Nothing is known at first; one thread says so, before the CTA synchronises.
+    /// Nothing is known at first; one thread writes that, before the CTA synchronises.
     pub(super) fn init(self, b: &mut Builder) {
         let base = b.shared_at(self.base);
         for group in 0..self.stages * self.consumers {
@@ -55,7 +55,7 @@ impl Reports {
         words.into_iter().reduce(|x, y| b.or(x, y)).expect("there are consumers")
     }
 
-    /// The word of the consumer's warp on its present tile; `who` writes it, before it gives Q back.
+    /// The word of the consumer's warp on its present tile; `who` writes it, before it releases Q.
     pub(super) fn write(self, b: &mut Builder, consumer: &Consumer<'_>, who: Pred) {
         let restless = consumer.softmax.is_restless(b);
         let word = b.select::<U32>(restless, 1, 0);

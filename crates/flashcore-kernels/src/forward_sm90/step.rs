@@ -40,7 +40,7 @@ pub(super) struct Run {
 pub(super) enum Order {
     /// Exponentials, whose sum tells whether they were measured from the right reference.
     SumsFirst,
-    /// Maxima, so that nothing is done twice.
+    /// Maxima first, so that nothing is done twice.
     MaximaFirst,
 }
 
@@ -127,7 +127,7 @@ impl Consumer<'_> {
         }
     }
 
-    /// Gives Q back after its last product, and makes of scores what softmax takes: limited and hidden. `factor` is that of
+    /// Releases Q after its last product, and prepares scores for softmax: softcapped and masked. `factor` is that of
     /// the key tile, where it has one.
     pub(super) fn finish_scores(&self, b: &mut Builder, run: &Run, scores: &Acc, factor: Option<Reg<F32>>) {
         self.release_q_early(b, run.block, run.begin);
@@ -138,7 +138,7 @@ impl Consumer<'_> {
         }
     }
 
-    /// Gives back the values that were multiplied, and with them the turn.
+    /// Releases the values that were multiplied, and with them the turn.
     fn give_back_values(&self, b: &mut Builder, v: &Stage) {
         v.release(b, self.leader);
         self.pass_turn(b);

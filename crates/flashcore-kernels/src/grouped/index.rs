@@ -98,7 +98,7 @@ pub fn index(cfg: &Config) -> Result<Program<Work>, BuildError> {
 }
 
 impl Indexing {
-    /// The end of this thread's group, brought into range; 0 where there is no such group.
+    /// The end of this thread's group, clamped; 0 where there is no such group.
     fn read(&self, b: &mut Builder, offsets: Reg<U64>, groups: Reg<U32>) -> Reg<U32> {
         let at = b.let_(offsets + self.thread.mul_wide(4));
         let end = b.var_in::<U32>(Scope::Lane, 0);

@@ -36,7 +36,7 @@ pub struct Config {
     pub along: [bool; 2],
     /// Whether the transpose is computed: neighbouring rows of a tile are neighbours in memory, instead of columns.
     pub turned: bool,
-    /// How the work is cut.
+    /// How the work is split.
     pub shape: Shape,
 }
 

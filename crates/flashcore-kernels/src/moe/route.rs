@@ -286,7 +286,7 @@ impl Router<'_> {
         });
     }
 
-    /// Hides the experts of all but the best groups; a lane has a group.
+    /// Masks the experts of all but the best groups; a lane has a group.
     fn keep_groups(&self, b: &mut Builder, top: u32) {
         let [count, size] = self.args.groups;
         let first = b.let_(self.lane * size);
@@ -350,7 +350,7 @@ impl Router<'_> {
         best
     }
 
-    /// What each of the chosen counts for.
+    /// The weight of each chosen expert.
     fn weigh(&self, b: &mut Builder, chosen: &[Best]) -> Vec<Reg<F32>> {
         let raw: Vec<_> = match self.cfg.kind {
             ScoreKind::Sigmoid { .. } => chosen.iter().map(|best| self.sigmoid_weight(b, *best)).collect(),

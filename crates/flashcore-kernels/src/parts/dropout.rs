@@ -19,11 +19,11 @@ const LANES: u32 = 32;
 /// The two words that hashes of a plane or of a query begin with.
 type Words = [Reg<U32>; 2];
 
-/// What a launch brings, as registers.
+/// Arguments of a launch, as registers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DropoutArgument {
     seed: Reg<U64>,
-    /// Weights are left out whose hash is below this.
+    /// Weights whose hash is below this are dropped.
     threshold: Reg<U32>,
     /// What weights that stay are multiplied by.
     factor: Reg<F32>,
@@ -70,7 +70,7 @@ impl DropoutArgument {
     }
 }
 
-/// What is left out of the weights of one query head of a sequence.
+/// Which weights of one query head of a sequence are dropped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeadDropout {
     argument: DropoutArgument,
@@ -109,7 +109,7 @@ pub(crate) struct WarpDropout {
     rows: KeptRows,
 }
 
-/// What a thread knows of its rows.
+/// What a thread knows about its rows.
 #[derive(Clone, Debug)]
 enum KeptRows {
     /// The words of queries: those of two rows for each block.
@@ -214,8 +214,8 @@ impl ValuesDropout<'_> {
         b.let_(hash.ge(self.step.warp.head.argument.threshold))
     }
 
-    /// Weights of a block with zeros for those that are left out, in other registers: sums may still read the ones they
-    /// were in.
+    /// Weights of a block with zeros for dropped ones, in other registers: sums may still read the original
+    /// ones.
     #[track_caller]
     pub(crate) fn kept(&self, b: &mut Builder, block: usize, weights: &[Reg<F32>]) -> Vec<Reg<F32>> {
         let kept = |(n, &weight): (usize, &Reg<F32>)| {

@@ -78,7 +78,7 @@ impl Multiplier {
         sums
     }
 
-    /// Gives all stages of a tile back as they come.
+    /// Releases all stages of a tile as they come.
     fn pass(&self, b: &mut Builder, steps: Reg<U32>) {
         let end = b.let_(self.count + steps);
         b.do_while(|b| {
@@ -91,7 +91,7 @@ impl Multiplier {
         });
     }
 
-    /// Gives a stage back, to both that copy into it.
+    /// Releases a stage, to both that copy into it.
     fn release(&self, b: &mut Builder, stage: &Stage) {
         match self.peer {
             None => stage.release(b, self.leader),

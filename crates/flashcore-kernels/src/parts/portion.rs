@@ -127,7 +127,7 @@ fn split(access: Access, bytes: u32) -> Vec<Place> {
     std::iter::successors(next(0), |(at, width)| next(at + width)).collect()
 }
 
-/// A portion in registers, or on its way there.
+/// A portion in registers, or in flight to them.
 #[derive(Debug)]
 pub(crate) struct Portion {
     words: Vec<Reg<U32>>,
@@ -207,7 +207,7 @@ fn write_piece(b: &mut Builder, words: &[Reg<U32>], to: Global, (at, bytes): Pla
     b.store_global_16(to, half);
 }
 
-/// Both conditions, as far as there are any.
+/// Both conditions, if there are any.
 #[track_caller]
 pub(crate) fn both(b: &mut Builder, x: Option<Pred>, y: Option<Pred>) -> Option<Pred> {
     match (x, y) {

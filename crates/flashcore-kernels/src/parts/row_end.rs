@@ -18,7 +18,7 @@ pub(crate) fn clear_unused(b: &mut Builder, beyond: [Pred; ROWS_PER_THREAD], out
     }
 }
 
-/// Where LSE values go, if anybody wants them.
+/// Where LSE values go, if requested.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LseOutput {
     /// Whether this thread writes: one lane of each quad that shares rows, where the address is not 0.

@@ -73,7 +73,7 @@ pub(crate) fn full_sections(problem: &Problem) -> u32 {
     full_section(problem.heads_q() * problem.batch(), bytes_of_keys(problem, problem.seq_kv()))
 }
 
-/// As [`full_sections`], of `heads` heads of one packed sequence, whatever its length.
+/// Like [`full_sections`], of `heads` heads of one packed sequence, whatever its length.
 pub(crate) fn sections_of_sequence(problem: &Problem, heads: u32) -> u32 {
     full_section(heads as usize, bytes_of_keys(problem, problem.longest_kv()))
 }

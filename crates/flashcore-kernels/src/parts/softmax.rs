@@ -207,7 +207,7 @@ impl Softmax {
     }
 
     /// Probabilities of 8 bits. The left operand of a product wants four neighbouring columns of a row in a register,
-    /// where a thread has two of one eight and two of the next: so columns are multiplied in another order inside of
+    /// where a thread has two of one eight and two of the next: so columns are multiplied in another order inside
     /// each sixteen, in which [`crate::turn_values`] puts the values too.
     #[track_caller]
     fn weigh_narrow(&self, b: &mut Builder, scores: &Acc, probs: &Fragment, sums: &mut Sums) {
@@ -479,7 +479,7 @@ pub(crate) fn close(
     (b.let_(inverse * keys), lse)
 }
 
-/// As [`close`], without a sink.
+/// Like [`close`], without a sink.
 #[track_caller]
 fn close_keys(b: &mut Builder, top: Reg<F32>, [sum, rounded]: [Reg<F32>; 2]) -> (Reg<F32>, Reg<F32>) {
     let inverse = b.rcp(rounded);

@@ -24,7 +24,7 @@ pub(crate) struct Output {
     /// Columns of the warp, and which share of all they are, where there are more.
     pub(crate) columns: u32,
     pub(crate) share: Option<Reg<U32>>,
-    /// Where rows are gathered; nobody else uses it any more.
+    /// Where rows are gathered; no longer used by anything else.
     pub(crate) staging: SmemTile,
     /// Address of the tile's first row, and bytes between rows.
     pub(crate) to: Reg<U64>,

@@ -4,7 +4,7 @@
 use flashcore_core::{COUNT_ROWS, COUNTS, TURNED_KEYS};
 use flashcore_tile::{Builder, Global, Pred, Reg, Scope, Shared, U32, U64, Val};
 
-/// Rows behind the features, of which the first have a constant for every key.
+/// Rows after the features, of which the first have a constant for every key.
 pub(crate) const COUNTED: u32 = COUNT_ROWS as u32;
 /// Keys of a CTA.
 pub(crate) const KEYS: u32 = TURNED_KEYS as u32;

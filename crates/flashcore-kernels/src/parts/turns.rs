@@ -56,7 +56,7 @@ impl Turn {
         b.add_to(self.phase, 1);
     }
 
-    /// Lets the next consumer multiply; `leader` is one lane of each warp.
+    /// Passes the turn to the next consumer; `leader` is one lane of each warp.
     pub(crate) fn pass(&self, b: &mut Builder, leader: Pred) {
         b.predicated(leader, |b| self.next.arrive(b));
     }

@@ -21,7 +21,7 @@ const LINE: u32 = 128;
 /// Vectors that are written together.
 const BATCH: usize = 4;
 /// Vectors whose old values are read before any of them is written: loads wait for no store between them, and the more there
-/// are on their way, the less often a warp waits.
+/// are in flight, the less often a warp waits.
 const READ_BATCH: usize = 8;
 
 /// Two columns of both rows of a thread.

@@ -33,7 +33,7 @@ pub struct Table {
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
-    /// How to cut the work.
+    /// How to split the work.
     pub tile: Tile,
     /// What was measured, where and when, in words.
     pub evidence: String,

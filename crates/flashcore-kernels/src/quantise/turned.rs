@@ -12,7 +12,7 @@ use crate::parts::{
     turner::{CHUNK, Chunk, KEYS, Turner},
 };
 
-/// Words of numbers that a thread asks for at a time.
+/// Words of values that a thread loads at a time.
 const WORDS: u32 = 32;
 
 pub(super) fn build(b: &mut Builder, params: &mut Params<QuantiseProblem>, cfg: &Config, args: &Arguments) {

@@ -49,11 +49,11 @@ pub trait Competitor {
         true
     }
 
-    /// Gets ready for a task: plans, compiles, brings the inputs to where they are needed.
+    /// Prepares a task: plans, compiles, copies the inputs to where they are needed.
     fn prepare(&self, workload: &Rc<Workload>) -> Result<Box<dyn Ready>, LabError>;
 }
 
-/// A competitor with a task in its hands.
+/// A competitor with a prepared task.
 pub trait Ready {
     /// The kernel that runs.
     fn kernel(&self) -> &str;

@@ -69,7 +69,7 @@ impl Ours {
 pub struct Roster {
     ours: Ours,
     threads: Option<usize>,
-    /// Started when somebody asks for one of its competitors.
+    /// Started when one of its competitors is first requested.
     torch: OnceCell<Result<Rc<Torch>, LabError>>,
 }
 

@@ -35,7 +35,7 @@ pub struct Run {
     pub ours: Option<String>,
     pub peers: Vec<String>,
     pub problems: Vec<Problem>,
-    /// Everybody beside the best peer.
+    /// All competitors against the best peer.
     pub standings: Vec<Standing>,
 }
 

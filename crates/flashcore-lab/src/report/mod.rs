@@ -63,7 +63,7 @@ impl Report {
         &self.series
     }
 
-    /// The series, each with a name of its own.
+    /// The series, each with its own name.
     fn named(&self) -> impl Iterator<Item = (String, &Series)> {
         let mut given = Vec::new();
         self.series.iter().map(move |series| {

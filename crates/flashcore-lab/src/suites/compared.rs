@@ -18,7 +18,7 @@ struct Row {
     shapes: &'static [[usize; 4]],
     change: fn(&mut AttentionSpec),
     peer: Option<&'static str>,
-    /// What the ratio is wanted to be at most.
+    /// Upper bound on the ratio.
     wanted: f64,
 }
 

@@ -33,7 +33,7 @@ const FINAL_TURNS: usize = 10;
 const FINAL_LENGTH: f64 = 3.0;
 /// Candidates that meet the rules' choice in a final.
 const FINALISTS: usize = 3;
-/// The most of the rules' cost that is worth a row.
+/// Highest fraction of the rules' cost that is worth a row.
 const WORTHWHILE: f64 = 0.995;
 /// By how much an idle candidate is worse than a busy one of the same speed: counters break ties, no more.
 const IDLE_COST: f64 = 0.02;

@@ -39,7 +39,7 @@ pub struct Scope {
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
 #[serde(rename_all = "lowercase")]
 pub enum Extent {
-    /// What takes long is left out.
+    /// Slow checks are omitted.
     Quick,
     /// What a person waits for.
     #[default]

@@ -32,7 +32,7 @@ pub struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    /// Carries out `order`, in as many children as it takes; `seen` is told of every report.
+    /// Executes `order`, in as many children as it takes; `seen` gets every report.
     pub fn group(&self, mut order: Order, seen: &mut dyn FnMut(&Report)) -> Result<Outcome, LabError> {
         let mut outcome = Outcome::default();
         let mut deaths = 0;

@@ -61,7 +61,7 @@ impl Names {
     }
 }
 
-/// Reads a whole module; beside it stand the errors behind which it went on.
+/// Reads a whole module; also returns the errors after which it continued.
 pub(super) fn module(
     cursor: Cursor<'_, '_>,
     file: &str,

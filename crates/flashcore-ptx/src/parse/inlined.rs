@@ -14,9 +14,9 @@ pub(super) struct Inlined(BTreeMap<Position, Shown>);
 
 #[derive(Clone, Copy)]
 struct Shown {
-    /// File and line to tell.
+    /// File and line to report.
     place: (u32, u32),
-    /// The file that the outermost call stands in.
+    /// The file of the outermost call.
     outermost: u32,
 }
 

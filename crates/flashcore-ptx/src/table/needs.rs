@@ -13,9 +13,9 @@ use crate::{
 /// A target and a language version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Needs {
-    /// The oldest target that serves.
+    /// The oldest target that works.
     pub target: Target,
-    /// The lowest version that serves.
+    /// The lowest version that works.
     pub version: Version,
 }
 

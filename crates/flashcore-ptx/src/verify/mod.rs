@@ -39,7 +39,7 @@ pub enum Rule {
     Version,
     /// Something is not declared.
     Undeclared,
-    /// Something is declared twice, or hides something else.
+    /// Something is declared twice, or shadows something else.
     Duplicate,
     /// A directive is missing or contradicts another.
     Directive,
@@ -49,11 +49,11 @@ pub enum Rule {
     Bounds,
     /// A register is read before any write.
     Uninitialised,
-    /// Code that nothing reaches.
+    /// Unreachable code.
     Unreachable,
     /// Control falls off the end of a kernel.
     Terminator,
-    /// An instruction for a whole warp or warpgroup stands where lanes may have parted.
+    /// An instruction for a whole warp or warpgroup is where lanes may have diverged.
     Divergence,
     /// A register was touched after the last `wgmma.fence`.
     WgmmaFence,

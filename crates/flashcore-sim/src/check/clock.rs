@@ -71,7 +71,7 @@ impl Knowledge {
         self.foreign.get(&cluster).is_some_and(|c| c.get(agent) >= clock)
     }
 
-    /// As [`knows`](Self::knows), what was met without a fence included.
+    /// Like [`knows`](Self::knows), what was met without a fence included.
     pub(crate) fn has_met(&self, cluster: u32, agent: u32, clock: u32) -> bool {
         self.met.get(&cluster).is_some_and(|c| c.get(agent) >= clock)
     }

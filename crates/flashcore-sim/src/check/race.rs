@@ -35,7 +35,7 @@ pub(crate) struct Accessor<'a> {
     pub(crate) synced: u32,
     /// The last of that warp's groups of `cp.async` that were waited for before it.
     pub(crate) copies: u32,
-    /// What the lane knows of others of its warp besides.
+    /// What else the lane knows of others of its warp.
     pub(crate) peer: Option<&'a Peer>,
     pub(crate) proxy: Proxy,
     pub(crate) strong: bool,

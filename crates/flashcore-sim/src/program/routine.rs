@@ -56,7 +56,7 @@ pub(super) fn find(module: &Module, name: &str) -> Option<usize> {
     named(true).or_else(|| named(false))
 }
 
-/// The function of that name that the system brings along.
+/// The function of that name that the system provides.
 pub(super) fn builtin(name: &str) -> Option<Builtin> {
     match name {
         "vprintf" => Some(Builtin::Print),

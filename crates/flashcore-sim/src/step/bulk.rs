@@ -254,7 +254,7 @@ impl Step<'_, '_> {
         Ok(())
     }
 
-    /// Registers on their way to other CTAs; unlike copies they are stores like any other, only later. What goes to one
+    /// Registers in flight to other CTAs; unlike copies they are stores like any other, only later. What goes to one
     /// mbarrier arrives together.
     fn send(
         &mut self,

@@ -256,7 +256,7 @@ impl Step<'_, '_> {
         self.require_aligned(lane, address, len as u64)
     }
 
-    /// Ends the launch where `address` is no multiple of `align`.
+    /// Ends the launch where `address` is not a multiple of `align`.
     pub(super) fn require_aligned(&mut self, lane: usize, address: u64, align: u64) -> Outcome<()> {
         if address.is_multiple_of(align) {
             return Ok(());

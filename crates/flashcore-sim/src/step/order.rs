@@ -273,7 +273,7 @@ impl Step<'_, '_> {
         }
     }
 
-    /// Lanes learn what somebody published.
+    /// Lanes learn what was published.
     pub(super) fn learn(&mut self, mask: u32, news: &Knowledge) {
         let live = self.live();
         self.machine.warps[self.warp].clock.learn(mask, live, news);

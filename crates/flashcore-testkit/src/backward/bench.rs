@@ -122,7 +122,7 @@ impl<T: Element> Bench<T> {
         self.run_with(backend, self.lse(), self.terms())
     }
 
-    /// As [`Self::run`] with another LSE and other row terms.
+    /// Like [`Self::run`] with another LSE and other row terms.
     pub fn run_with<G: Element>(
         &self,
         backend: &dyn Backend,

@@ -81,7 +81,7 @@ fn broken(reason: impl std::fmt::Display) -> Outcome {
     Outcome::failed(Step::Correctness, reason)
 }
 
-/// Demands that an answer is near another, by the yardstick of a bench.
+/// Requires that one result is close to another, by the yardstick of a bench.
 fn expect<T: Element>(
     bench: &Bench<T>,
     got: &Answer,

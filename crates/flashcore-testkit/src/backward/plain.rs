@@ -192,7 +192,7 @@ struct Query<'a, R> {
 }
 
 impl<R: Real> Query<'_, R> {
-    /// What each weight is multiplied by before values are: 0 for those left out.
+    /// What each weight is multiplied by before values are: 0 for dropped ones.
     fn kept(&self) -> Vec<R> {
         let kept = |dropout: HeadDropout, key: usize| match dropout.keeps(self.number, key - self.first_key) {
             true => R::new(dropout.factor()),

@@ -23,7 +23,7 @@ use crate::{
     values,
 };
 
-/// Elements after a gradient that nobody may write.
+/// Elements after a gradient that must not be written.
 const GUARD: usize = 64;
 /// Tokens up to which cases are cheap enough for products in f64.
 const MOST_TOKENS: usize = 70;

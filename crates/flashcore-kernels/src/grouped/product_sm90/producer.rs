@@ -53,7 +53,7 @@ struct Filling {
 }
 
 impl Filling {
-    /// Asks for all stages of a tile.
+    /// Loads all stages of a tile.
     fn tile(&self, b: &mut Builder, count: Reg<U32>, place: Place) {
         let [from, to] = place.depth;
         let (depth, steps) = (b.var_in(Scope::Lane, from), place.steps(b));
@@ -72,7 +72,7 @@ impl Filling {
         );
     }
 
-    /// Asks for the tiles of a stage.
+    /// Loads the tiles of a stage.
     fn copy(&self, b: &mut Builder, stage: &Stage, count: Reg<U32>, (place, depth): (Place, Reg<U32>)) {
         let done: Mbarrier = match self.layout.landing {
             None => stage.full(),

@@ -220,7 +220,7 @@ impl Ring {
         });
     }
 
-    /// Starts the rows that belong to the weights under way; the first group completes all of them.
+    /// Starts the rows that belong to the weights in flight; the first group completes all of them.
     fn start_rows(&self, b: &mut Builder, rows: &RowLoad) {
         for stage in 0..self.cfg.shape.stages - 1 {
             let there = b.uniform::<flashcore_tile::Cta>(self.steps.gt(stage));

@@ -25,7 +25,7 @@ const PAIR_COLS: u32 = 16;
 /// Where results go, as registers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Output {
-    /// Rows of tiles that are not turned.
+    /// Rows of tiles that are not transposed.
     map: Option<TensorMap>,
     /// Address and bytes between rows, for tiles that are.
     pub(super) rows: Option<[Reg<U64>; 2]>,

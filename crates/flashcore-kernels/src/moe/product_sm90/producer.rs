@@ -330,7 +330,7 @@ impl<'a> Gather<'a> {
         b.predicated(there, |b| stage.publish(b));
     }
 
-    /// Publishes what is still under way.
+    /// Publishes what is still in flight.
     fn drain(&self, b: &mut Builder) {
         let last = b.let_(self.count - 1);
         let some = b.uniform::<flashcore_tile::Warpgroup>(self.count.gt(0));
