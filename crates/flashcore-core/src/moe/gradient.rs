@@ -1,9 +1,9 @@
 //! Gradients of a mixture of experts, bound to host memory.
 //!
-//! With `h = act(gate, up)` of token `t` at expert `e`, `w` its weight and `dy` the gradient of the token's result: `d down[e]
-//! += w · dy ⊗ h`, `dw = dy · (down[e] · h + bias)`, `dh = w · downᵀ[e] · dy`, from which the activation's slopes give the
-//! gradients of gate and up; these give `d gate_up[e] += d(gate, up) ⊗ x[t]` and `dx[t] += gate_upᵀ[e] · d(gate, up)`. Gate and
-//! up are recomputed: the forward pass saves nothing.
+//! With `h = act(gate, up)` of token `t` at expert `e`, `w` its weight and `dy` the gradient of the token's result:
+//! `d down[e] += w · dy ⊗ h`, `dw = dy · (down[e] · h + bias)`, `dh = w · downᵀ[e] · dy`, from which the activation's slopes
+//! give the gradients of gate and up; these give `d gate_up[e] += d(gate, up) ⊗ x[t]` and
+//! `dx[t] += gate_upᵀ[e] · d(gate, up)`. Gate and up are recomputed: the forward pass saves nothing.
 
 use super::{ExpertLayout, MoeError, MoeInputs, MoeProblem, Routing, call::holds};
 use crate::{

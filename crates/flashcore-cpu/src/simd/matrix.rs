@@ -1,8 +1,8 @@
 //! The prefill kernel on matrix units, which multiply small matrices of bf16 and sum in f32.
 //!
-//! Scores have the layout of `tile`, `[key][row]`: they are K·Qᵀ, with K unchanged and Q in pairs of features, `[feature
-//! pair][row]`. The result, `[feature][row]`, is Vᵀ·P, with V transposed, `[feature][key]`, and the weights in pairs of
-//! keys, `[key pair][row]`. The softmax between the two products is that of `tile`.
+//! Scores have the layout of `tile`, `[key][row]`: they are K·Qᵀ, with K unchanged and Q in pairs of features,
+//! `[feature pair][row]`. The result, `[feature][row]`, is Vᵀ·P, with V transposed, `[feature][key]`, and the weights
+//! in pairs of keys, `[key pair][row]`. The softmax between the two products is that of `tile`.
 //!
 //! The left factors, K and Vᵀ, are stored in *squares* of 16 rows × 32 numbers, one after another along their rows:
 //! what an instruction reads is contiguous.

@@ -12,12 +12,12 @@
 //! // arg: map 0 bf16 dims=64,8 strides=128 box=64,8 swizzle=128     a tensor map over the buffer of argument 0
 //! ```
 //!
-//! Further words of `run:` are `cluster=`, `smem=`, and `within=N`: results may differ by N units in the last place. `//
-//! finding: Kind …` says that a checker must report that kind, and that the others named may follow from it: such a
+//! Further words of `run:` are `cluster=`, `smem=`, and `within=N`: results may differ by N units in the last place.
+//! `// finding: Kind …` says that a checker must report that kind, and that the others named may follow from it: such a
 //! launch has no defined result and is not run on a GPU. `// apart: Kind …` says that one of these kinds must be
-//! reported if lanes diverge. `// note: Kind` says that a note must be reported, which is not a failure. Numbers are
-//! decimal, hexadecimal bit patterns (`0x3f800000`), floats for float types, ranges (`0..32`), repetitions (`7*32`), and
-//! for outputs `_`, anything.
+//! reported if lanes diverge. `// note: Kind` says that a note must be reported, which is not a failure.
+//! Numbers are decimal, hexadecimal bit patterns (`0x3f800000`), floats for float types, ranges (`0..32`),
+//! repetitions (`7*32`), and for outputs `_`, anything.
 
 mod read;
 mod values;
