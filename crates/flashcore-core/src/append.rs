@@ -1,14 +1,14 @@
-//! New keys and values written into a cache, padded or in pages; keys and queries turned by their positions on the way.
+//! New keys and values written into a cache, padded or in pages, with rotary embedding of keys and queries on the way.
 //!
-//! Row `i` of a sequence goes behind the keys that its cache holds already, to position `length + i`, or to a slot that
-//! the call names. What has no place (a length or slot below 0, a position beyond the cache, a page that does not exist)
-//! is not written. Where two rows have one place, either may win.
+//! Row `i` of a sequence goes after the keys already in its cache, to position `length + i`, or to a slot that the call
+//! names. Rows without a valid place (a length or slot below 0, a position beyond the cache, a page that does not exist)
+//! are not written. If two rows have the same place, either may win.
 //!
-//! Rotary embedding turns pairs of features by an angle that grows with the position: `(x, y)` becomes
-//! `(x·cos − y·sin, y·cos + x·sin)`. Pairs are neighbours, or features half of the turned ones apart.
+//! Rotary embedding rotates pairs of features by an angle that grows with the position: `(x, y)` becomes
+//! `(x·cos − y·sin, y·cos + x·sin)`. Pairs are neighbours, or features half of the rotated ones apart.
 //!
-//! A cache may have E4M3 elements: what is written there is divided by the factor of its key head and rounded, and what
-//! is too large becomes the largest number.
+//! A cache may have E4M3 elements: rows written there are divided by the factor of their key head and rounded, and
+//! overflow saturates.
 //!
 //! [`AppendSpec::parse`] makes an [`AppendProblem`], which a backend computes over the memory of an [`AppendCall`].
 
@@ -28,28 +28,28 @@ use crate::{
 /// Where new rows go.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Slots {
-    /// Behind the keys that each sequence has; a call gives their number for each batch entry of the new rows.
+    /// After the keys that each sequence has; a call gives their number for each batch entry of the new rows.
     #[default]
     Behind,
     /// To slots that a call gives, one for each new row: page times rows of a page, plus row.
     Listed,
 }
 
-/// How keys and queries are turned by their positions.
+/// Rotary embedding of keys and queries.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Rotary {
-    /// Features of a row that are turned, from the first on: an even number.
+    /// Features of a row that are rotated, from the first on: an even number.
     pub dim: usize,
     /// Whether neighbours make a pair, rather than features half of `dim` apart.
     pub interleaved: bool,
     /// Positions that the tables of cosines and sines have, which are dense positions × dim / 2; later ones count as the
     /// last.
     pub positions: usize,
-    /// Whether all queries of a sequence stand at the position of its first new key, rather than one after another.
+    /// Whether all queries of a sequence have the position of its first new key, rather than consecutive positions.
     pub together: bool,
 }
 
-/// What a caller asks for, unchecked; [`AppendSpec::parse`] makes an [`AppendProblem`] of it.
+/// What a caller asks for, unchecked; [`AppendSpec::parse`] turns it into an [`AppendProblem`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct AppendSpec {
     /// Element type of all tensors but, maybe, the cache.
@@ -70,11 +70,11 @@ pub struct AppendSpec {
     pub slots: Slots,
     /// That the cache lies in pages which a table finds, if it does.
     pub pages: Option<Pages>,
-    /// How keys and queries are turned, if they are.
+    /// Rotary embedding of keys and queries, if any.
     pub rotary: Option<Rotary>,
     /// Queries to turn, and where they go.
     pub q: Option<[Layout; 2]>,
-    /// What lengths in device memory are made of; slots are 64-bit integers.
+    /// Element type of lengths in device memory; slots are 64-bit integers.
     pub index: Index,
 }
 
@@ -292,7 +292,7 @@ impl AppendValues {
 
 /// A problem with its numbers and the host memory it works on.
 ///
-/// **Invariant:** every slice has the problem's element type and holds all that its layout reaches.
+/// **Invariant:** every slice has the problem's element type and holds everything its layout reaches.
 #[derive(Debug)]
 pub struct AppendCall<'a> {
     problem: &'a AppendProblem,
@@ -321,7 +321,7 @@ pub struct AppendOutputs<'a> {
     pub cache_k: DataMut<'a>,
     /// The cache of values.
     pub cache_v: DataMut<'a>,
-    /// The turned queries.
+    /// The rotated queries.
     pub q: Option<DataMut<'a>>,
 }
 

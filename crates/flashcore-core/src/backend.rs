@@ -1,4 +1,4 @@
-//! What computes attention: one trait that the CPU, the GPU and the simulator implement and one suite tests.
+//! Anything that computes attention: one trait, implemented by CPU, GPU and simulator, and tested by one suite.
 
 use std::error::Error;
 
@@ -156,7 +156,7 @@ mod tests {
         Routing, RowTerms, Spec, Values,
     };
 
-    /// Answers every operation by its name.
+    /// Returns the name of every operation as its result.
     struct Named;
 
     fn ran(kernel: &str) -> Result<Ran, BackendError> {
@@ -201,7 +201,7 @@ mod tests {
         }
     }
 
-    /// A reference to a backend computes whatever the backend computes: what it did not hand on, it would refuse.
+    /// A reference to a backend computes whatever the backend computes: methods not forwarded here would be refused.
     #[test]
     fn a_reference_hands_on_every_operation() {
         let backend: &dyn Backend = &&Named;

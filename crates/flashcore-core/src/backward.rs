@@ -1,4 +1,4 @@
-//! The gradients of attention: what a loss loses with Q, K, V and the sinks, given what it loses with the output.
+//! The gradients of attention: those of Q, K, V and the sinks, given the gradient of the output.
 //!
 //! With `P = exp(scale·QKᵀ − lse)` where the mask lets a query see a key, and 0 elsewhere:
 //!
@@ -9,8 +9,8 @@
 //! | dQ, dK | `scale·dS·K`, `scale·dSᵀ·Q` |
 //! | d sinks | `−Σ exp(sink − lse)·sums` over the rows of a head |
 //!
-//! The row sums are those of `dO ∘ O`. A call brings the output for them, or the sums themselves: with the LSE and the
-//! sums of attention over *all* keys, the gradients of parts of the keys add up to those of the whole.
+//! The row sums are those of `dO ∘ O`. A call provides the output for them, or the sums themselves: with the LSE and
+//! the sums of attention over *all* keys, the gradients of parts of the keys add up to those of the whole.
 //!
 //! [`BackwardSpec::parse`] makes a [`BackwardProblem`], which a backend computes over the memory of a [`BackwardCall`].
 
@@ -26,10 +26,10 @@ use crate::{
 /// Where the sums of `dO ∘ O` over each row come from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum RowSums {
-    /// From the output, which a call brings.
+    /// From the output, which the call provides.
     #[default]
     Computed,
-    /// From the call, which brings no output.
+    /// From the call, which then provides no output.
     Given,
 }
 
@@ -207,8 +207,8 @@ pub struct GradientsMut<'a> {
 
 /// Gradients to be computed, with the host memory that everything lies in.
 ///
-/// **Invariant:** every slice has the problem's element type and holds all that its layout reaches, so that a backend
-/// indexes without checking again.
+/// **Invariant:** every slice has the problem's element type and holds everything its layout reaches, so that a
+/// backend indexes without checking again.
 #[derive(Debug)]
 pub struct BackwardCall<'a> {
     problem: &'a BackwardProblem,

@@ -1,6 +1,6 @@
-//! What is added to scores before the softmax: a number for each query and key, or ALiBi's, which falls with their distance.
+//! Biases added to scores before the softmax: a number for each query and key, or ALiBi's, which falls with distance.
 //!
-//! The kind is part of a problem, the numbers are bound by a call, as with lengths and sinks. Softcaps are applied before, masks
+//! The kind is part of a problem, a call binds the numbers, as with lengths and sinks. Softcaps are applied before, masks
 //! after. A bias of −∞ hides a key; gradients of biases are not computed.
 
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
     lengths::Sequences,
 };
 
-/// A bias without its numbers: what a [`crate::Problem`] knows of it.
+/// A bias without its numbers: the part in a [`crate::Problem`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Bias {
     /// A number for each query and key: batch × heads × queries × keys, where the first three may be 1 or have a stride of
@@ -60,7 +60,7 @@ pub enum BiasError {
         "a bias per query and key needs one sequence per batch entry; pass slopes, or unpack the sequences"
     )]
     Packed,
-    /// A call that brings a bias where none is asked for, or none where one is.
+    /// A call with a bias that the problem lacks, or without one that it has.
     #[error("the call passes {given} biases but the problem expects {asked}; bind that many")]
     Count {
         /// Numbers given.
@@ -134,7 +134,7 @@ pub enum HeadBias<'a> {
     Slope {
         /// The slope.
         slope: f32,
-        /// The key that query 0 stands at.
+        /// The key at the position of query 0.
         diagonal: i64,
     },
 }

@@ -1,4 +1,4 @@
-//! A problem bound to host memory, element types erased: what backends are handed.
+//! A problem bound to host memory, element types erased: the input of backends.
 
 use half::{bf16, f16};
 
@@ -135,8 +135,8 @@ impl<'a> DataMut<'a> {
 
 /// A problem with the host memory it works on.
 ///
-/// **Invariant:** every slice has the problem's element type and holds all that its layout reaches, so that a backend
-/// indexes without checking again.
+/// **Invariant:** every slice has the problem's element type and holds everything its layout reaches, so that a
+/// backend indexes without checking again.
 #[derive(Debug)]
 pub struct HostCall<'a> {
     instance: Instance<'a>,

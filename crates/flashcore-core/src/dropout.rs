@@ -91,7 +91,7 @@ impl DropoutWords {
     }
 }
 
-/// What a call leaves out of the weights of one query head of a sequence.
+/// Which weights of one query head of a sequence a call drops.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadDropout {
     words: DropoutWords,

@@ -1,4 +1,4 @@
-//! Element types: one enum inside, one trait at the edge.
+//! Element types: one enum internally, one trait in the API.
 
 use bytemuck::Pod;
 use half::{bf16, f16};
@@ -63,7 +63,7 @@ impl DType {
         }
     }
 
-    /// What a result of such tensors is made of, where nobody says: 8 bits are too few for it.
+    /// Default element type of results of such tensors: 8 bits are too few for them.
     pub const fn of_result(self) -> Self {
         match self {
             Self::E4M3 | Self::E5M2 => Self::BF16,

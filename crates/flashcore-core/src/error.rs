@@ -109,12 +109,12 @@ pub enum ProblemError {
         /// Values there.
         len: usize,
     },
-    /// There is no memory for a tensor that was to be allocated.
+    /// Not enough memory to allocate a tensor.
     #[error(
         "cannot allocate {bytes} bytes for a {dims} tensor; use smaller tensors or fewer batch entries at a time"
     )]
     OutOfMemory {
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: usize,
         /// Extents of the tensor.
         dims: Dims,
@@ -185,7 +185,7 @@ pub enum ProblemError {
     #[error("the call passes {}; bind what it was planned for",
         if *given { "factors that the problem does not have" } else { "no factors but the problem has some" })]
     OtherFactors {
-        /// Whether the call brings factors.
+        /// Whether the call has factors.
         given: bool,
     },
     /// The wrong number of factors.
@@ -239,7 +239,7 @@ pub enum ProblemError {
     #[error("the problem expects {} but the call passes {}; bind what it was planned for",
         if *given { "the output" } else { "row sums" }, if *given { "row sums" } else { "the output" })]
     OtherRowTerms {
-        /// Whether the call brings row sums.
+        /// Whether the call has row sums.
         given: bool,
     },
     /// Gradients of sinks that do not fit the sinks.
@@ -257,7 +257,7 @@ pub enum ProblemError {
         "the problem expects {asked:?} but the call passes {given:?}; bind the lengths it was planned for"
     )]
     OtherLengths {
-        /// What the call brings.
+        /// What the call has.
         given: Sequences,
         /// What the problem asks for.
         asked: Sequences,
@@ -266,7 +266,7 @@ pub enum ProblemError {
     #[error("the problem has {} but the call passes {}; bind what it was planned for",
         if *given { "no sinks" } else { "sinks" }, if *given { "some" } else { "none" })]
     OtherSinks {
-        /// Whether the call brings sinks.
+        /// Whether the call has sinks.
         given: bool,
     },
     /// A probability that is not from 0 up to 1.
@@ -286,7 +286,7 @@ pub enum ProblemError {
         /// Heads of Q.
         heads: usize,
     },
-    /// A sink that is no logit.
+    /// A sink that is not a valid logit.
     #[error("sink {value} of head {head} must not be NaN or infinity")]
     Sink {
         /// The head.
@@ -324,7 +324,7 @@ pub enum ProblemError {
         /// Its batch.
         batch: usize,
     },
-    /// Offsets that do not cut the rows into sequences.
+    /// Offsets that do not divide the rows into sequences.
     #[error(
         "offset {at} of {operand} is wrong: offsets must start at 0, not decrease, and end at its {seq} rows"
     )]
@@ -347,7 +347,7 @@ pub enum ProblemError {
     /// Pages without the number of keys in them.
     #[error("keys in pages need key lengths; pass one per sequence")]
     PagesWithoutLengths,
-    /// Packed queries with key lengths, but keys that lie in no pages.
+    /// Packed queries with key lengths, but keys that are not in pages.
     #[error(
         "packed queries with key lengths need a page table; pass one, or pack the keys and pass their offsets"
     )]
@@ -410,7 +410,7 @@ pub enum ProblemError {
     /// Slots for a cache that a table describes.
     #[error("slots and a page table both say where rows go; pass one of them")]
     SlotsAndTable,
-    /// Rotary embedding of rows whose positions nobody knows.
+    /// Rotary embedding of rows without known positions.
     #[error(
         "slots do not give the positions that rotary embedding needs; rotate the keys first, or pass lengths instead of slots"
     )]
@@ -426,7 +426,7 @@ pub enum ProblemError {
     /// Queries without anything to do with them.
     #[error("queries are only rotated here; pass cosines and sines, or omit the queries")]
     QueriesUnturned,
-    /// A number of features that cannot be turned.
+    /// A number of features that cannot be rotated.
     #[error("{dim} features cannot be rotated in pairs; give an even number from 2 to {most}, the dim of k")]
     RotaryDim {
         /// Features to turn.

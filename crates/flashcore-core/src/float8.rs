@@ -1,5 +1,5 @@
-//! 8-bit floats: E4M3 and E5M2, as GPUs and frameworks define them. What is out of range becomes the largest number
-//! there is, never infinity.
+//! 8-bit floats: E4M3 and E5M2, as GPUs and frameworks define them. Out-of-range values saturate, and never become
+//! infinity.
 
 use bytemuck::{Pod, Zeroable};
 

@@ -41,7 +41,7 @@ pub enum Sequences {
     },
 }
 
-/// What lengths and offsets in device memory are made of.
+/// Element type of lengths and offsets in device memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Index {
     /// 32-bit integers.

@@ -2,14 +2,14 @@
 //!
 //! Untrusted arguments become a [`Problem`] once, in [`Spec::parse`]; every backend may then rely on it. A problem
 //! holds shapes and options but no memory: [`HostCall`] binds it to host tensors, and a GPU backend binds it to
-//! device pointers of its own.
+//! device pointers.
 //!
 //! | type | what it says |
 //! | --- | --- |
 //! | [`Layout`] | where the elements of a batch × heads × sequence × dim tensor lie |
 //! | [`TensorView`], [`TensorViewMut`], [`Tensor`] | host memory with a layout |
 //! | [`Mask`] | which keys a query may see |
-//! | [`Sequences`] | whether batch entries use a part of their sequence, or sequences are packed |
+//! | [`Sequences`] | whether batch entries use only part of their sequence, or sequences are packed |
 //! | [`Bias`] | what is added to scores: numbers per query and key, or ALiBi |
 //! | [`Dropout`] | which weights are dropped at random |
 //! | [`Pages`] | that keys and values are in pages, found through a page table |

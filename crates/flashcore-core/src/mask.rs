@@ -81,7 +81,7 @@ impl Mask {
         self.shift
     }
 
-    /// Whether no key is ever hidden.
+    /// Whether no key is ever masked.
     pub const fn is_none(&self) -> bool {
         self.left.is_none() && self.right.is_none()
     }

@@ -1,7 +1,7 @@
-//! Merging partial results: attention over parts of the keys, put together by the log-sum-exp of each part.
+//! Merging partial results: attention over parts of the keys, merged by the log-sum-exp of each part.
 //!
 //! `out = Σ wᵢ · partᵢ` with `wᵢ = exp(lseᵢ − lse)` and `lse = ln Σ exp(lseᵢ)`, row by row, in the order of the parts. A
-//! part whose LSE is −∞ counts for nothing, whatever its rows hold; where all are, the row is 0 and its LSE −∞.
+//! part whose LSE is −∞ contributes nothing, whatever its rows hold; if all are, the row is 0 and its LSE −∞.
 //!
 //! [`MergeSpec::parse`] makes a [`MergeProblem`], which a backend computes over the memory of a [`MergeCall`].
 
@@ -42,7 +42,7 @@ pub enum PartError {
         /// How many are needed.
         expected: usize,
     },
-    /// Parts that do not lie alike.
+    /// Parts with different layouts.
     #[error("part {part} differs from part 0 in shape or strides; give all parts the same layout")]
     Layout {
         /// Number of the part, from 0.
@@ -76,7 +76,7 @@ pub enum Parts {
         /// Elements from one to the next.
         stride: usize,
     },
-    /// This many at addresses of their own, at most [`MAX_LISTED`], and so are their LSE.
+    /// This many at separate addresses, at most [`MAX_LISTED`], and so are their LSE.
     Listed(usize),
 }
 
@@ -97,7 +97,7 @@ impl Parts {
     }
 }
 
-/// What a caller wants merged, unchecked; [`MergeSpec::parse`] makes a [`MergeProblem`] of it.
+/// What a caller wants merged, unchecked; [`MergeSpec::parse`] turns it into a [`MergeProblem`].
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct MergeSpec {
     /// Element type of the parts.
@@ -230,8 +230,8 @@ impl MergeProblem {
 
 /// Parts with the host memory that they and the result lie in.
 ///
-/// **Invariant:** every slice has the problem's element type and holds all that its layout reaches, so that a backend
-/// indexes without checking again.
+/// **Invariant:** every slice has the problem's element type and holds everything its layout reaches, so that a
+/// backend indexes without checking again.
 #[derive(Debug)]
 pub struct MergeCall<'a> {
     problem: &'a MergeProblem,

@@ -1,4 +1,4 @@
-//! What messages call the tensors of an operation, and their dimensions.
+//! The names of an operation's tensors in messages, and their dimensions.
 
 use std::fmt;
 

@@ -1,8 +1,8 @@
 //! Keys and values in pages: the kind, which a plan knows, and the table, which a call binds.
 //!
-//! K and V are pools of pages. Their layouts have a page for each batch entry and its rows for the sequence, with any
-//! strides, so that every order of page, head and row is the same to a kernel. A table says which pages hold the keys of a
-//! sequence, and a length how many keys there are. What the table says beyond the length is never looked at.
+//! K and V are pools of pages. In their layouts the batch axis counts pages and the sequence axis the rows of a page, with
+//! any strides, so that every order of page, head and row is the same to a kernel. A table says which pages hold the keys
+//! of a sequence, and a length how many keys there are. Table entries beyond the length are never read.
 
 use std::sync::Arc;
 

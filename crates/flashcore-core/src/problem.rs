@@ -18,7 +18,7 @@ use crate::{
 /// Largest extent of any dimension: kernels index rows with signed 32-bit integers.
 pub const MAX_EXTENT: usize = i32::MAX as usize;
 
-/// What a caller asks for, unchecked; [`Spec::parse`] makes a [`Problem`] of it.
+/// What a caller asks for, unchecked; [`Spec::parse`] turns it into a [`Problem`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct Spec {
     /// Element type of Q, and of K and V where nothing else is said.
@@ -31,8 +31,8 @@ pub struct Spec {
     pub k: Layout,
     /// Layout of the values.
     pub v: Layout,
-    /// Whether the values are turned, as [`QuantiseSpec::turned`](crate::QuantiseSpec) leaves them: `v` then has the extents
-    /// of [`turned_dims`](crate::turned_dims), and zeros where keys are not used.
+    /// Whether the values are transposed, as [`QuantiseSpec::turned`](crate::QuantiseSpec) writes them: `v` then has the
+    /// extents of [`turned_dims`](crate::turned_dims), and zeros where keys are not used.
     pub turned: bool,
     /// Element type of the result, where it is not that of Q: f32. That of 8-bit tensors is f16, bf16 (the default) or
     /// f32.
@@ -59,7 +59,7 @@ pub struct Spec {
     pub sequences: Sequences,
     /// That keys and values lie in pages, if they do: a batch entry of `k` and `v` is a page.
     pub pages: Option<Pages>,
-    /// What lengths and offsets in device memory are made of.
+    /// Element type of lengths and offsets in device memory.
     pub index: Index,
     /// Keep batch size and head count out of the plan, so that a row's bits do not depend on its batch.
     pub batch_invariant: bool,
@@ -138,7 +138,7 @@ impl Spec {
 }
 
 impl Spec {
-    /// Extents of the values, turned or not.
+    /// Extents of the values, transposed or not.
     fn value_dims(&self) -> Result<Dims, ProblemError> {
         if !self.turned {
             return Ok(self.v.dims());
@@ -152,7 +152,7 @@ impl Spec {
         unturned_dims(self.v.dims(), self.k.dims().seq)
     }
 
-    /// Dropout, where it leaves out anything: only where tensors are what training has, whole sequences of 16 or 32 bits.
+    /// Dropout, if it drops anything: only for tensors as in training, whole sequences of 16 or 32 bits.
     fn check_dropout(&self) -> Result<Option<Dropout>, ProblemError> {
         let dropout = self.dropout.map_or(Ok(None), Dropout::parse)?;
         let narrow = self.dtype.is_narrow() || self.kv_dtype.is_some_and(DType::is_narrow);
@@ -233,7 +233,7 @@ impl Problem {
         self.spec.accumulate
     }
 
-    /// What lengths and offsets in device memory are made of.
+    /// Element type of lengths and offsets in device memory.
     pub fn index(&self) -> Index {
         self.spec.index
     }
@@ -316,7 +316,7 @@ impl Problem {
         self.out.dims().dim
     }
 
-    /// Whether the values are turned.
+    /// Whether the values are transposed.
     pub fn turned(&self) -> bool {
         self.spec.turned
     }

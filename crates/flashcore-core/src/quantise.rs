@@ -1,12 +1,12 @@
-//! Quantising: a tensor becomes one of 8-bit floats with factors, such that a float times its factor is near the number.
+//! Quantising: a tensor becomes one of 8-bit floats with factors, so that a float times its factor is near the value.
 //!
-//! A factor brings the largest magnitude of its share of the tensor to the largest float, `max |x| / 448` for E4M3, and is
-//! never below [`SMALLEST_FACTOR`], so that shares of zeros have one that works and products of two stay normal numbers.
-//! Numbers are rounded to nearest, ties to even. What is infinite becomes the largest float and says nothing about the
-//! factor, and NaN stays NaN and says nothing either.
+//! A factor maps the largest magnitude of its share of the tensor to the largest float, `max |x| / 448` for E4M3, and is
+//! never below [`SMALLEST_FACTOR`], so that shares of zeros have a usable one and products of two stay normal numbers.
+//! Numbers are rounded to nearest, ties to even. Infinities become the largest float and NaN stays NaN; neither affects
+//! the factor.
 //!
-//! Keys may be centred: their mean over the used rows is subtracted from each head first, which leaves less to round where
-//! keys have a common part. Attention does not change by that, but the LSE of a query does by `scale · q · mean`.
+//! Keys may be centred: their mean over the used rows is subtracted from each head first, which reduces rounding error if
+//! keys have a common part. Attention is unchanged, but the LSE of a query changes by `scale · q · mean`.
 //!
 //! [`QuantiseSpec::parse`] makes a [`QuantiseProblem`], which a backend computes over the memory of a [`QuantiseCall`].
 
@@ -50,7 +50,7 @@ pub enum ScaleError {
     /// Heads that share factors of blocks or features.
     #[error("only factors per head can be shared by groups of heads; omit the group")]
     SharedBlocks,
-    /// Values whose extents are not those of turned ones.
+    /// Values whose extents are not those of transposed ones.
     #[error(
         "turned values of {keys} keys need a multiple of 16 features, {} more rows, and keys padded to a multiple of {}, \
              not {dims}",
@@ -63,10 +63,10 @@ pub enum ScaleError {
         /// Keys of a head.
         keys: usize,
     },
-    /// Turned values of a problem that reads none.
+    /// Transposed values for a problem that reads none.
     #[error("turned values need e4m3 queries and keys, neither packed nor in pages")]
     NotTurned,
-    /// A tensor that is not turned when it is quantised.
+    /// A tensor that cannot be transposed when it is quantised.
     #[error(
         "only e4m3 tensors with a multiple of 16 features can be turned, with factors per tensor, head or channel and means kept"
     )]
@@ -100,7 +100,7 @@ pub enum Granularity {
     PerChannel,
 }
 
-/// What a caller asks for, unchecked; [`QuantiseSpec::parse`] makes a [`QuantiseProblem`] of it.
+/// What a caller asks for, unchecked; [`QuantiseSpec::parse`] turns it into a [`QuantiseProblem`].
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct QuantiseSpec {
     /// Element type of the numbers: f32, f16 or bf16.
@@ -262,8 +262,8 @@ pub struct QuantisedMut<'a> {
 
 /// A tensor to be quantised with the host memory that it and the result lie in.
 ///
-/// **Invariant:** every slice has the problem's element type and holds all that its layout reaches, and used lengths do
-/// not exceed the sequence.
+/// **Invariant:** every slice has the problem's element type and holds everything its layout reaches, and used lengths
+/// do not exceed the sequence.
 #[derive(Debug)]
 pub struct QuantiseCall<'a> {
     problem: &'a QuantiseProblem,

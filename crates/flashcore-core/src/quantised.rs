@@ -1,8 +1,8 @@
 //! Attention over tensors of 16 or 32 bits that are rounded to 8 bits first: a backend quantises Q, K and V, then computes.
 //!
-//! Q and K have a factor for each block of rows, V for each feature. Keys are centred unless something compares scores with
-//! what is not a score of these keys (a softcap, sinks, a result to be added to): subtracting their mean moves all scores of
-//! a query alike. The LSE gets it back.
+//! Q and K have a factor for each block of rows, V for each feature. Keys are centred unless scores are combined with
+//! something other than scores of these keys (a softcap, sinks, an accumulated result): subtracting their mean shifts all
+//! scores of a query equally. The shift is added back to the LSE.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::{
 /// Rows of a block of Q and of K: as many as kernels have together anyway.
 pub const BLOCK_ROWS: [usize; 2] = [64, 128];
 
-/// A tensor of 8 bits with what belongs to it.
+/// A tensor of 8 bits with its factors and means.
 struct Narrowed {
     layout: Layout,
     values: Vec<E4M3>,

@@ -1,4 +1,4 @@
-//! What the numbers of 8-bit tensors are multiplied by.
+//! Scale factors of 8-bit tensors.
 //!
 //! Under queries of 16 bits only K and V have factors: those of a cache.
 

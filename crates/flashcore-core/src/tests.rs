@@ -1,4 +1,4 @@
-//! Every way in which arguments can be wrong, provoked, and what its message says.
+//! Triggers every way in which arguments can be wrong, and checks the message.
 
 mod append;
 mod narrow;

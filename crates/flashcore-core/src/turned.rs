@@ -1,8 +1,8 @@
-//! Turned values: E4M3 values as Hopper's tensor cores multiply them, the keys of a feature next to each other.
+//! Transposed values: E4M3 values as Hopper's tensor cores multiply them, the keys of a feature contiguous.
 //!
-//! A head has a row for each feature and [`COUNT_ROWS`] more behind, by which kernels add up probabilities: the first are full
-//! of the constants of [`COUNTS`], the others of zeros. A row has the keys up to a multiple of [`TURNED_KEYS`], in the order
-//! of [`turned_place`]; keys that are not there, or not used, are zeros, but for the constants.
+//! A head has a row for each feature and [`COUNT_ROWS`] more after them, with which kernels sum probabilities: the first are
+//! full of the constants of [`COUNTS`], the others of zeros. A row has the keys up to a multiple of [`TURNED_KEYS`], in the
+//! order of [`turned_place`]; padding keys and unused keys are zeros, except for the constants.
 //!
 //! [`QuantiseSpec::turned`](crate::QuantiseSpec) writes such values, [`Spec::turned`](crate::Spec) reads them.
 
@@ -32,7 +32,7 @@ pub const fn turned_place(key: usize) -> usize {
     sixteen + 4 * (within % 8 / 2) + 2 * (within / 8) + within % 2
 }
 
-/// Extents of turned values: batch, heads, rows of a head, keys of a row.
+/// Extents of transposed values: batch, heads, rows of a head, keys of a row.
 pub const fn turned_dims(values: Dims) -> Dims {
     let Dims { batch, heads, seq, dim } = values;
     Dims { batch, heads, seq: dim + COUNT_ROWS, dim: seq.next_multiple_of(TURNED_KEYS) }
@@ -46,7 +46,7 @@ pub(crate) fn unturned_dims(turned: Dims, keys: usize) -> Result<Dims, ProblemEr
     if turned_dims(values) == turned { Ok(values) } else { Err(wrong) }
 }
 
-/// Turns values: `used` of each batch entry, those behind become zeros.
+/// Transposes values: `used` of each batch entry, later ones become zeros.
 pub fn turn_values(
     (from, values): (&Layout, &[E4M3]),
     (to, turned): (&Layout, &mut [E4M3]),
@@ -68,7 +68,7 @@ pub fn turn_values(
     }
 }
 
-/// The values that were turned, dense batch × heads × sequence × dim, and their layout.
+/// The values before transposing, dense batch × heads × sequence × dim, and their layout.
 pub fn unturned_values(
     (from, turned): (&Layout, &[E4M3]),
     keys: usize,

@@ -1,4 +1,4 @@
-//! What a call binds beside its tensors: numbers that may change from call to call while the plan stays.
+//! What a call binds besides its tensors: numbers that may change from call to call while the plan stays the same.
 
 use std::{ops::Deref, sync::Arc};
 
@@ -14,7 +14,7 @@ use crate::{
 
 /// Lengths, sinks, factors, biases, seed and page table of one call, on the host.
 ///
-/// A [`Problem`] only says that there are such numbers, so that problems with other numbers are equal and share a plan.
+/// A [`Problem`] only says that there are such numbers, so problems with different numbers are equal and share a plan.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Values {
     /// Used or packed lengths.

@@ -1,4 +1,4 @@
-//! New rows of a cache, those of some heads one after another: two of them may have one place. Called by `cpu`.
+//! New rows of a cache, sequential per group of heads: two may have the same place. Called by `cpu`.
 
 use flashcore_core::{
     AppendCall, AppendInputs, AppendOutputs, AppendProblem, AppendSpec, DType, Data, Dims, E4M3, Element,
@@ -125,7 +125,7 @@ fn append_rows<T: Element, C: Element, const N: usize>(
     });
 }
 
-/// Copies a row, turned where `turn` says so, and divided.
+/// Copies a row, rotated if `turn` says so, and divided.
 fn write<T: Element, C: Element>(
     turn: Option<Turn<'_, T>>,
     from: &[T],

@@ -1,7 +1,7 @@
 //! Attention of 16-bit queries over a cache of 8 bits, which is widened as it is read. Called by `cpu`; calls `forward`.
 //!
-//! Factors of K are multiplied into the queries, those of V into the result, so that keys and values may lie in whatever
-//! layout, shared by sequences or in pages.
+//! Factors of K are multiplied into the queries, those of V into the result, so keys and values may have any layout,
+//! shared by sequences or in pages.
 
 use flashcore_core::{BackendError, DType, Data, HostCall, Instance, Layout, ProblemError, Spec, Values};
 use half::{bf16, f16};

@@ -1,4 +1,4 @@
-//! The backend: threads, SIMD level, working memory, and the way from an erased call to a typed one.
+//! The backend: threads, SIMD level, working memory, and dispatch from an erased call to a typed one.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -22,7 +22,7 @@ use crate::{
     simd::runner::Runner,
 };
 
-/// Most threads that the environment may ask for.
+/// Most threads that the environment may request.
 const MOST_THREADS: usize = 4096;
 
 /// Nanoseconds of work below which waking other threads costs more than it saves.
@@ -72,7 +72,7 @@ impl Cpu {
         }
     }
 
-    /// Runs on `threads` threads of its own.
+    /// Runs on its own pool of `threads` threads.
     pub fn with_threads(threads: usize) -> Result<Self, BackendError> {
         let pool = ThreadPoolBuilder::new().num_threads(threads.max(1)).build();
         let pool = pool.map_err(|e| BackendError::Failed { backend: "cpu", source: Box::new(e) })?;

@@ -1,9 +1,9 @@
-//! Who computes: the calling thread, threads of rayon, or those of the OpenMP program around it. Part of `Cpu`; `forward`
-//! and `backward` hand it their work.
+//! Which threads compute: the calling thread, rayon's, or those of the surrounding OpenMP program. Part of `Cpu`;
+//! `forward` and `backward` give it their work.
 //!
-//! An OpenMP program's threads look for work for a while before they sleep. Other threads beside them share cores with
-//! that: on two cores a call that follows one of PyTorch's took 1.4 times as long. So where there are such threads, they
-//! are asked to do the work.
+//! An OpenMP program's threads spin for a while before they sleep. Other threads compete with them for cores: on
+//! two cores a call after one of PyTorch's took 1.4 times as long. So if there are such threads, they do the
+//! work.
 
 use std::{
     any::Any,
@@ -22,7 +22,7 @@ use crate::output::Shared;
 /// Threads for one call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Crew {
-    /// The calling thread alone.
+    /// Only the calling thread.
     Caller,
     /// Those of rayon's current pool.
     Rayon,
@@ -155,7 +155,7 @@ impl OpenMp {
         usize::try_from(unsafe { (self.max_threads)() }).unwrap_or(1).max(1)
     }
 
-    /// Calls `work` with different numbers below `threads`, each on a thread of its own. There may be fewer: inside of a
+    /// Calls `work` with different numbers below `threads`, each on a thread of its own. There may be fewer: inside a
     /// region of the program there is one.
     fn run(self, threads: usize, work: &(dyn Fn(usize) + Sync)) {
         let mut region = Region { work, threads, arrived: AtomicUsize::new(0), panic: Mutex::new(None) };

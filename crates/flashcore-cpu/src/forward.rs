@@ -164,7 +164,7 @@ pub(crate) fn merge_weights(parts: [f32; 2]) -> (f32, [f32; 2]) {
     ((f64::from(top) + sum.ln()) as f32, weights.map(|weight| (weight / sum) as f32))
 }
 
-/// Hands every item to one worker, in order.
+/// Gives every item to one worker, in order.
 pub(crate) fn drain<I: Send>(
     items: &mut [I],
     (workers, crew): (&mut [Worker], Crew),

@@ -1,4 +1,4 @@
-//! Which instructions the kernels may use: detected once, or forced by tests.
+//! Which instruction set the kernels may use: detected once, or forced by tests.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ use crate::{
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum SimdLevel {
-    /// Whatever the compiler makes of plain Rust.
+    /// Whatever the compiler generates from plain Rust.
     Portable,
     /// NEON of aarch64.
     Neon,

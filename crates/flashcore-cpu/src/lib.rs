@@ -1,7 +1,7 @@
 //! Attention on the CPU: online softmax over key blocks, SIMD chosen at run time, all cores.
 //!
-//! [`Cpu`] implements [`flashcore_core::Backend`]. The bits of a row depend on its own query, its keys and the SIMD
-//! level alone: not on the number of threads, nor on its place in the batch.
+//! [`Cpu`] implements [`flashcore_core::Backend`]. The bits of a row depend only on its own query, its keys and the
+//! SIMD level: not on the number of threads, nor on its place in the batch.
 //!
 //! The path of a call: `cpu` (threads, memory) → `forward` (typed call, units on threads) → `plan` (which units) →
 //! `prefill` with `panels` and `matrices`, or `decode` (one unit) → `simd` (kernels, generic over the instruction set).
@@ -9,7 +9,7 @@
 //! Gradients: `cpu` → `backward` (units, tiles) → `simd`. Mixtures of experts and grouped products: `cpu` → `moe`,
 //! `grouped` → `matmul` (all products of a call) → `factors` (how they are packed) → `simd`.
 //!
-//! Unsafe code lives in `simd` (instructions, pointers inside kernels), `append`, `output`, `merge`, `moe`, `matmul` and `backward` (threads
+//! Unsafe code is in `simd` (instructions, pointers inside kernels), `append`, `output`, `merge`, `moe`, `matmul` and `backward` (threads
 //! write rows of one tensor) and `crew` (threads of another library).
 #![deny(unsafe_code)]
 

@@ -1,10 +1,10 @@
 //! Products of matrices of any layout, many at a time, on all threads. Called by `grouped` and `moe`; calls `factors`.
 //!
 //! Left factors are packed once, a chunk of them at a time. Then threads take panels of the right factors: each is packed
-//! into memory that stays in the cache and meets every row of its product there. Of a few rows, which memory keeps waiting
-//! anyway, dot products with the right factor's columns are taken as it lies, where these are contiguous.
+//! into memory that stays in cache and is multiplied with every row of its product there. With few rows, which are memory
+//! bound anyway, dot products read the right factor's columns in place, if these are contiguous.
 //!
-//! Bits of a result depend on its row, its column and the depth alone, and on whether rows are few.
+//! The bits of a result depend only on its row, its column, the depth, and whether there are few rows.
 
 use std::{
     marker::PhantomData,
@@ -29,7 +29,7 @@ use crate::{
     },
 };
 
-/// Rows that meet a panel while it is in the cache.
+/// Rows multiplied with a panel while it is in cache.
 const ROWS: usize = 256;
 /// Terms of left factors that are packed at a time.
 const CHUNK: usize = 1 << 22;

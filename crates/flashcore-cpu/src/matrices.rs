@@ -34,7 +34,7 @@ pub(crate) fn query_len<T: Lane>(call: &Call<'_, T>) -> usize {
 pub(crate) struct Space<'a> {
     pub(crate) k: &'a mut [f32],
     pub(crate) v: &'a mut [f32],
-    /// Rows on their way.
+    /// Rows being converted.
     pub(crate) stage: &'a mut [f32],
 }
 

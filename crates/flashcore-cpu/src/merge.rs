@@ -1,4 +1,4 @@
-//! Partial results put together, rows shared among threads. Called by `cpu`; calls `simd`.
+//! Merges partial results, rows split over threads. Called by `cpu`; calls `simd`.
 
 use flashcore_core::{DType, DataMut, Layout, MergeCall, MergeProblem, Parts};
 
@@ -83,7 +83,7 @@ impl<T: Lane> Inputs<'_, T> {
         }
     }
 
-    /// What every part's row counts for; returns their common LSE.
+    /// The weight of every part's row; returns their common LSE.
     fn weights(&self, row: usize, weights: &mut Vec<f64>) -> f32 {
         let lses = (0..self.problem.parts().count()).map(|part| f64::from(self.lse(part, row)));
         let top = lses.clone().fold(f64::NEG_INFINITY, f64::max);

@@ -2,7 +2,7 @@
 //! calls back.
 //!
 //! Keys and values are widened as they are read. Factors of Q and K are multiplied into the queries (`forward`), those of V
-//! into the result here. Where blocks of rows have factors of their own, tensors are widened and multiplied before.
+//! into the result here. If blocks of rows have their own factors, tensors are widened and multiplied first.
 
 use flashcore_core::{
     BackendError, DType, Data, DataMut, E4M3, E5M2, Element, HostCall, Instance, Layout, Operand, Problem,

@@ -1,4 +1,4 @@
-//! Where rows go: the caller's tensors or partial results, written from many threads.
+//! Storing rows: the caller's tensors or partial results, written from many threads.
 
 use std::marker::PhantomData;
 
@@ -40,7 +40,7 @@ impl<'a, T> Shared<'a, T> {
 pub(crate) struct Emit<'a, 'm, T, F> {
     /// Rows, and the elements from one to the next.
     pub(crate) from: (&'a [f32], usize),
-    /// Elements of each that are wanted.
+    /// Elements of each to use.
     pub(crate) len: usize,
     pub(crate) to: &'a Shared<'m, T>,
     /// Where each row goes.

@@ -1,4 +1,4 @@
-//! How a block of keys and values is laid out for the tile kernels: f32 rows, bf16 pairs, or matrices. Called by
+//! The layout of a block of keys and values for the tile kernels: f32 rows, bf16 pairs, or matrices. Called by
 //! `prefill`; calls `matrices`.
 
 use std::ops::Range;
@@ -29,7 +29,7 @@ pub(crate) enum Panels<'a> {
     Single { k: Rows<'a>, v: Rows<'a> },
     /// Keys where they lie, values in pairs of rows.
     Pairs { k: (&'a [bf16], usize), v: &'a [u32] },
-    /// Parts of both, values turned round.
+    /// Parts of both, values transposed.
     Matrix { k: &'a [bf16], v: &'a [bf16] },
 }
 
@@ -180,7 +180,7 @@ fn rows_bf16<'a, T: Lane>(
     (space, dim)
 }
 
-/// Pairs of value rows; keys outside the unit are zero, whatever lies there.
+/// Pairs of value rows; keys outside the unit are zero, whatever is there.
 fn zip_rows<T: Lane>(call: &Call<'_, T>, unit: &Unit, keys: &Range<usize>, to: &mut [u32]) {
     let (layout, rows, dim) = (call.problem.v(), call.keys(unit), call.problem.dim_v());
     let row = |n: usize| {

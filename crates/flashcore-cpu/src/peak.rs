@@ -1,4 +1,4 @@
-//! How many operations per second the vector units reach at best: the roof that kernels are measured against.
+//! Peak operations per second of the vector units: the roof that kernels are measured against.
 //!
 //! [`Cpu::peak_flops`] runs multiply-adds that touch registers only, on all threads of the backend.
 

@@ -1,8 +1,8 @@
-//! How a problem is cut into units of work. Called by `forward`; knows the problem but no memory.
+//! How a problem is split into units of work. Called by `forward`; knows the problem but no memory.
 //!
 //! The rows of a key head are its (query, head) pairs, queries first: row `r` is query `r / group` of the group's head
-//! `r % group`. A row's bits depend on the cuts along its *keys* alone, and those depend on the queries and keys of its
-//! own sequence; cuts along rows may follow the number of threads.
+//! `r % group`. A row's bits depend only on the splits along its *keys*, and those depend on the queries and keys of
+//! its own sequence; splits along rows may depend on the number of threads.
 
 use std::ops::Range;
 
@@ -64,7 +64,7 @@ impl Unit {
     }
 }
 
-/// Partial results to put together.
+/// Partial results to merge.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Merge {
     /// The rows, without their keys.
@@ -131,7 +131,7 @@ impl Plan {
         }
     }
 
-    /// Cuts the keys of a unit with few queries, so that few heads keep many cores busy.
+    /// Splits the keys of a unit with few queries, so that few heads keep many cores busy.
     fn push_split(&mut self, unit: Unit, queries: usize, block: usize) {
         let step = split_keys(&unit.keys, queries, block);
         let first_key = unit.keys.start / block * block;
@@ -231,7 +231,7 @@ mod tests {
         assert!(cuts.windows(2).all(|pair| pair[0] == pair[1]), "cuts along keys follow the threads");
     }
 
-    /// Where the visible keys of a row are cut.
+    /// Where the visible keys of a row are split.
     fn cut(
         problem: Instance<'_>,
         [sequence, _, row]: [usize; 3],

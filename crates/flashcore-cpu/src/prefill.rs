@@ -39,7 +39,7 @@ struct Common<'a> {
     bounds: [&'a mut [f32]; 2],
     k: &'a mut [f32],
     v: &'a mut [f32],
-    /// Rows on their way.
+    /// Rows being converted.
     stage: &'a mut [f32],
 }
 

@@ -1,4 +1,4 @@
-//! Tensors rounded to 8 bits: the means of heads, the largest magnitudes of shares, then the numbers, each over all
+//! Tensors rounded to 8 bits: the means of heads, the largest magnitudes of shares, then the values, each over all
 //! threads. Called by `cpu`.
 
 use flashcore_core::{

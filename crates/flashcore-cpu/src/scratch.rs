@@ -1,4 +1,4 @@
-//! Memory that calls reuse: nothing is allocated once it is large enough.
+//! Scratch memory that calls reuse: nothing is allocated once it is large enough.
 
 use crate::plan::Plan;
 

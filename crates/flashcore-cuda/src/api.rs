@@ -1,7 +1,7 @@
 //! The driver's functions, looked up by name in libcuda.
 //!
 //! Every other file calls the driver through [`Api`]; [`sys`](crate::sys) has the types and finds the library. Codes stay
-//! numbers, because a newer driver may answer with one that nobody here knows. Tests put a table of fakes in its place.
+//! numbers, because a newer driver may return an unknown one. Tests substitute a table of fakes.
 
 use crate::error::Error;
 use crate::sys::{
@@ -15,7 +15,7 @@ use std::{
     sync::OnceLock,
 };
 
-/// What a driver function answered, with its name for the blame.
+/// What a driver function returned, with its name for error messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) struct Status {
@@ -46,7 +46,7 @@ macro_rules! driver_functions {
                 })
             }
 
-            /// A table whose every function answers "not supported": where a fake driver starts.
+            /// A table whose every function returns "not supported": the base of a fake driver.
             #[cfg(test)]
             pub(crate) fn refusing() -> Self {
                 Self {
@@ -170,7 +170,7 @@ driver_functions! {
 pub(crate) struct Api(pub(crate) Table);
 
 impl Api {
-    /// Loads libcuda once for the process; later calls repeat the first answer.
+    /// Loads libcuda once per process; later calls repeat the first result.
     pub(crate) fn load() -> Result<&'static Self, Error> {
         static LOADED: OnceLock<Result<Api, Error>> = OnceLock::new();
         LOADED.get_or_init(Self::find_library).as_ref().map_err(Clone::clone)

@@ -1,6 +1,6 @@
 //! PTX to machine code: from the cache, by ptxas if one is found, by the driver's JIT otherwise.
 //!
-//! A [`Compiler`] turns PTX text into a [`Cubin`], which `module.rs` loads. It needs no GPU unless it comes to the JIT.
+//! A [`Compiler`] turns PTX text into a [`Cubin`], which `module.rs` loads. Only the JIT needs a GPU.
 
 use crate::{
     cache::{Cache, Key, Stored, Use},

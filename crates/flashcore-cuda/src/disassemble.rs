@@ -1,4 +1,4 @@
-//! Machine code as text, for people: through nvdisasm where it is found.
+//! Machine code as text, for people: through nvdisasm if found.
 
 use crate::{
     compile::Cubin,

@@ -52,7 +52,7 @@ impl Driver {
         Ok(Self { api, version })
     }
 
-    /// The newest CUDA it serves, as `1000 * major + 10 * minor`.
+    /// The newest CUDA it supports, as `1000 * major + 10 * minor`.
     pub fn cuda_version(&self) -> u32 {
         self.version
     }
@@ -128,7 +128,7 @@ struct Shared {
 pub(crate) struct Watch {
     /// `FLASHCORE_SYNC=1`: wait for it.
     pub(crate) waits: bool,
-    /// `FLASHCORE_TRACE=1`: tell of it on standard error.
+    /// `FLASHCORE_TRACE=1`: log it on standard error.
     pub(crate) traces: bool,
 }
 
@@ -310,7 +310,7 @@ impl Device {
         self.0.first_cause.get().map_or(Ok(()), |cause| Err(self.poisoned(cause)))
     }
 
-    /// Turns the driver's answer into a result; a sticky code poisons the device.
+    /// Turns the driver's code into a result; a sticky code poisons the device.
     pub(crate) fn check(&self, status: Status) -> Result<(), Error> {
         if status.code == 0 { Ok(()) } else { Err(self.blame(status, None, false)) }
     }
@@ -320,7 +320,7 @@ impl Device {
         if status.code == 0 { Ok(()) } else { Err(self.blame(status, Some(kernel), waited)) }
     }
 
-    /// As [`Device::check`] for a drop: nobody is there to take the error, so it is kept.
+    /// Like [`Device::check`] for a drop: there is no caller to return the error to, so it is kept.
     pub(crate) fn check_in_drop(&self, status: Status) {
         if let Err(Error::Driver(error)) = self.check(status) {
             self.0.drop_errors.lock().unwrap_or_else(PoisonError::into_inner).push(error);

@@ -21,13 +21,13 @@ pub enum Error {
         /// The function's name.
         symbol: &'static str,
     },
-    /// The driver serves an older CUDA than FlashCore needs.
+    /// The driver supports only an older CUDA than FlashCore needs.
     #[error("the NVIDIA driver supports CUDA {}.{}; FlashCore needs 12.0 or newer", found / 1000, found % 1000 / 10)]
     DriverTooOld {
         /// `1000 * major + 10 * minor` as the driver reports it.
         found: u32,
     },
-    /// There is no GPU of that number.
+    /// There is no GPU with that number.
     #[error("GPU {index} does not exist: the driver shows {count}, numbered from 0")]
     NoSuchDevice {
         /// The number asked for.
@@ -41,7 +41,7 @@ pub enum Error {
     /// Device memory is exhausted.
     #[error("out of device memory: {requested} bytes requested, {free} of {total} free")]
     OutOfMemory {
-        /// Bytes asked for.
+        /// Requested bytes.
         requested: u64,
         /// Bytes free at that moment.
         free: u64,

@@ -1,4 +1,4 @@
-//! Launches: a [`Prepared`] is built once from a kernel and a `LaunchSpec`, then launched with new addresses each time.
+//! Launches: a [`Prepared`] is built once from a kernel and a `LaunchSpec`, then launched with fresh addresses.
 //!
 //! Preparing checks everything that does not change (limits, parameter sizes, tensor maps). Launching copies the
 //! parameter block to the stack, writes the addresses, and calls the driver once; it allocates nothing.
@@ -135,7 +135,7 @@ impl Prepared {
     /// Launches with scratch memory that is held for it. The context is current.
     ///
     /// # Safety
-    /// As [`Prepared::launch_raw`].
+    /// Like [`Prepared::launch_raw`].
     unsafe fn launch_with(&self, stream: CUstream, buffers: &[u64], scratch: &[u64]) -> Result<(), Error> {
         let device = self.kernel.device();
         if buffers.len() < self.layout.buffers {
@@ -240,7 +240,7 @@ impl fmt::Display for Prepared {
 /// one leaves there the next may read. They name the same workspaces, or none.
 ///
 /// # Safety
-/// As [`Prepared::launch_raw`], for each of them.
+/// Like [`Prepared::launch_raw`], for each of them.
 pub unsafe fn launch_all(launches: &[Prepared], stream: *mut c_void, buffers: &[u64]) -> Result<(), Error> {
     let Some((device, wants)) = asked(launches) else { return Ok(()) };
     let (_inside, stream, mut scratch) = (device.enter()?, stream.cast(), [0; MAX_WORKSPACES]);
@@ -257,11 +257,11 @@ pub unsafe fn launch_all(launches: &[Prepared], stream: *mut c_void, buffers: &[
     submitted
 }
 
-/// As [`launch_all`] with scratch memory of the caller's: `allocate` is asked for each workspace in bytes, and answers
-/// with an address that is a multiple of 256, or with none.
+/// Like [`launch_all`] with scratch memory of the caller's: `allocate` is asked for each workspace in bytes, and
+/// answers with an address that is a multiple of 256, or with none.
 ///
 /// # Safety
-/// As [`launch_all`]; what `allocate` gave must stay until the launches are done.
+/// Like [`launch_all`]; what `allocate` gave must stay until the launches are done.
 pub unsafe fn launch_all_with(
     launches: &[Prepared],
     stream: *mut c_void,
@@ -297,7 +297,7 @@ fn asked(launches: &[Prepared]) -> Option<(Device, &[Workspace])> {
 }
 
 /// # Safety
-/// As [`launch_all`]. The context is current.
+/// Like [`launch_all`]. The context is current.
 unsafe fn submit_all(
     launches: &[Prepared],
     stream: CUstream,

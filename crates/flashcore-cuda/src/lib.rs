@@ -1,6 +1,6 @@
-//! A thin layer over NVIDIA's driver: compile PTX, keep the machine code, launch kernels.
+//! A thin layer over NVIDIA's driver: compile PTX, cache the machine code, launch kernels.
 //!
-//! It knows nothing of attention. What comes in is PTX text and a [`LaunchSpec`](flashcore_ptx::launch::LaunchSpec);
+//! It knows nothing about attention. Its input is PTX text and a [`LaunchSpec`](flashcore_ptx::launch::LaunchSpec);
 //! the driver is loaded at run time, so a program without a GPU gets [`Error::NoDriver`] and nothing worse.
 //!
 //! | step | file |

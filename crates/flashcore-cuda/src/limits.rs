@@ -1,4 +1,4 @@
-//! What a launch may ask of a device: every limit a typed error before the driver is called.
+//! What a launch may request from a device: exceeding a limit is a typed error before the driver is called.
 
 use crate::{module::KernelAttributes, props::DeviceProps};
 use flashcore_ptx::launch::LaunchSpec;
@@ -67,7 +67,7 @@ pub enum LaunchError {
     /// More arguments than a launch can carry.
     #[error("{params} kernel parameters; the limit is {limit}")]
     TooManyParams {
-        /// Parameters asked for.
+        /// Requested parameters.
         params: usize,
         /// The limit.
         limit: usize,
@@ -83,7 +83,7 @@ pub enum LaunchError {
     /// More workspaces than a launch can carry.
     #[error("{workspaces} workspaces; the limit is {limit}")]
     TooManyWorkspaces {
-        /// Workspaces asked for.
+        /// Requested workspaces.
         workspaces: usize,
         /// The limit.
         limit: usize,

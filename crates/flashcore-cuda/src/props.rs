@@ -1,4 +1,4 @@
-//! What a GPU is and has, as plain data that planning code takes without knowing a driver.
+//! Properties of a GPU, as plain data that planning code takes without depending on a driver.
 
 use crate::sys::{CUdevice, CUdevice_attribute as Attribute};
 use crate::{api::Api, driver::plain, error::Error};
@@ -29,7 +29,7 @@ pub struct DeviceProps {
     pub shared_optin: u32,
     /// Shared memory of an SM in bytes.
     pub shared_per_sm: u32,
-    /// Shared memory of each CTA that the driver keeps to itself, in bytes.
+    /// Shared memory of each CTA that the driver reserves, in bytes.
     pub shared_reserved: u32,
     /// L2 cache in bytes.
     pub l2_bytes: u64,

@@ -1,6 +1,6 @@
-//! What a compiler said about its work: registers, spills, stack, warnings.
+//! A compiler's report: registers, spills, stack, warnings.
 //!
-//! `compile.rs` fills a [`BuildReport`] from the log of ptxas or of the driver's JIT (both speak the same language),
+//! `compile.rs` fills a [`BuildReport`] from the log of ptxas or of the driver's JIT (both have the same format),
 //! `cache/` keeps it beside the machine code, `module.rs` makes it queryable.
 
 use std::fmt::Write;

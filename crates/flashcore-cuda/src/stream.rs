@@ -1,6 +1,6 @@
 //! Streams and events.
 //!
-//! A [`Stream`] is made here or borrowed from another program by its raw handle. Every copy and launch names one.
+//! A [`Stream`] is created here or borrowed from another library by its raw handle. Every copy and launch names one.
 
 use crate::sys::{CUevent, CUgraph, CUstream};
 use crate::{
@@ -29,7 +29,7 @@ impl Stream {
         Self::with_priority(device, 0)
     }
 
-    /// As [`Stream::new`] with a priority: lower numbers first, 0 is the default.
+    /// Like [`Stream::new`] with a priority: lower numbers first, 0 is the default.
     pub fn with_priority(device: Device, priority: i32) -> Result<Self, Error> {
         const NON_BLOCKING: u32 = 1;
         let _inside = device.enter()?;

@@ -1,8 +1,8 @@
 //! The driver's types and constants, as `cuda.h` has them, as far as this crate uses them; and the library itself.
 //!
 //! [`api`](crate::api) declares the functions that take them. They are declared here and not taken from cudarc because
-//! features of a crate are shared by a whole build: a program that also uses candle would get candle's choice of linking
-//! to CUDA and of CUDA's version, or none at all. cudarc is the yardstick of the tests below.
+//! crate features are unified over a whole build: a program that also uses candle would get candle's choice of linking
+//! to CUDA and of CUDA's version, or none at all. The tests below compare against cudarc.
 #![allow(non_camel_case_types, non_snake_case, clippy::upper_case_acronyms)]
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
@@ -22,7 +22,7 @@ pub(crate) fn open() -> Option<libloading::Library> {
     LIBRARIES.iter().find_map(|name| unsafe { libloading::Library::new(*name) }.ok())
 }
 
-/// Pointers to what only the driver sees inside of, each of its own type.
+/// Opaque pointers of the driver, each with its own type.
 macro_rules! handles {
     ($($name:ident = $inside:ident;)*) => {
         $(

@@ -1,8 +1,8 @@
 //! Tensor maps: what TMA knows about a tensor, 128 opaque bytes made by the driver.
 //!
 //! `launch.rs` encodes one per tensor-map parameter when a launch is prepared and swaps the address at each launch: by
-//! writing it into the map where the driver was seen to do just that (`TensorMap::address_word`), else by a call.
-//! Every documented limit of `cuTensorMapEncodeTiled` is checked first, so that a refusal says which one was broken.
+//! writing it into the map if the driver was seen to do just that (`TensorMap::address_word`), else by a call. Every
+//! documented limit of `cuTensorMapEncodeTiled` is checked first, so that a refusal says which one was exceeded.
 
 use crate::sys::{
     CUtensorMap, CUtensorMapDataType as Type, CUtensorMapFloatOOBfill as Fill,
@@ -32,7 +32,7 @@ pub enum TensorMapError {
     /// Too few or too many dimensions.
     #[error("a tensor map has 1 to 5 dimensions, not {rank}")]
     Rank {
-        /// Dimensions asked for.
+        /// Requested dimensions.
         rank: usize,
     },
     /// The lists of the specification disagree in length.

@@ -1,7 +1,7 @@
 //! Finds NVIDIA's offline tools (ptxas, nvdisasm) and runs them.
 //!
-//! `compile.rs` asks for ptxas, the command line for both. The search only looks at the file system: no process is
-//! started to find a tool, so that a first call served from the cache stays fast.
+//! `compile.rs` uses ptxas, the command line both. The search only looks at the file system: no process is
+//! started to find a tool, so a first call that hits the cache stays fast.
 
 use crate::error::Error;
 use std::{
@@ -206,7 +206,7 @@ pub(crate) enum Input<'a> {
     File(File),
 }
 
-/// What a tool answered.
+/// A tool's output.
 pub(crate) struct Output {
     pub(crate) success: bool,
     pub(crate) stdout: Vec<u8>,

@@ -1,13 +1,13 @@
 //! Scratch memory of launches: one launch in flight never shares it with another.
 //!
-//! Launches ask the device's [`Pool`] for what their `LaunchSpec` lists. **Invariant:** a block belongs to one stream,
-//! or to one stream of one captured graph, at any time. Launches of one stream follow one another, so they may reuse
-//! its blocks; a graph keeps its blocks until it is destroyed, because it can be replayed beside anything. Under
-//! programmatic dependent launch a kernel may overlap its predecessor, so a kernel launched with `dependent` must
-//! touch its workspace only after `griddepcontrol.wait`, which waits for the predecessor's end.
+//! Launches get what their `LaunchSpec` lists from the device's [`Pool`]. **Invariant:** a block belongs to one
+//! stream, or to one stream of one captured graph, at any time. Launches of one stream follow one another, so they may
+//! reuse its blocks; a graph keeps its blocks until it is destroyed, because it can be replayed concurrently with
+//! anything. Under programmatic dependent launch a kernel may overlap its predecessor, so a kernel launched with
+//! `dependent` must touch its workspace only after `griddepcontrol.wait`, which waits until the predecessor has ended.
 //!
-//! Blocks that must be zero are zeroed once, when they are allocated; kernels leave them zero. Where the driver refuses a
-//! launch after others of its plan, what it was to clean up counts as any other scratch memory from then on.
+//! Blocks that must be zero are zeroed once, when they are allocated; kernels leave them zero. If the driver refuses a
+//! launch after others of its plan, the blocks it was to clean up count as ordinary scratch memory from then on.
 
 use crate::sys::{CUgraph, CUstream};
 use crate::{

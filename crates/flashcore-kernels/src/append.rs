@@ -1,8 +1,8 @@
-//! New keys and values written into a cache, padded or in pages, for every GPU from sm_80 on; keys and queries are turned
-//! by their positions on the way.
+//! New keys and values written into a cache, padded or in pages, for every GPU from sm_80 on; keys and queries get rotary
+//! embedding on the way.
 //!
-//! A warp has a row: of the keys, then of the values, then of the queries. Its lanes take one pair of features after
-//! another. What the call says (lengths, slots, page numbers) is read here and was checked by nobody: a row without a
+//! A warp handles one row: of the keys, then of the values, then of the queries. Its lanes take one pair of features
+//! after another. Lengths, slots and page numbers of the call are read here, unchecked before: a row without a valid
 //! place is not written. Slots are those of [`crate::slots::append`].
 
 mod target;
@@ -36,11 +36,11 @@ pub struct Config {
     pub slots: Slots,
     /// Whether a table finds the pages of the cache.
     pub paged: bool,
-    /// Which features make a pair that is turned, if any are.
+    /// Which features form a rotated pair, if any are rotated.
     pub rotary: Option<Pairs>,
     /// Whether there are queries to turn.
     pub queries: bool,
-    /// How the work is cut.
+    /// How the work is split.
     pub shape: Shape,
 }
 
@@ -49,11 +49,11 @@ pub struct Config {
 pub enum Pairs {
     /// Neighbours.
     Neighbours,
-    /// Those half of the turned features apart.
+    /// Those half of the rotated features apart.
     Halves,
 }
 
-/// How the work is cut.
+/// How the work is split.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct Shape {
@@ -193,7 +193,7 @@ impl RowShape {
     }
 }
 
-/// Layout of the queries, and of the turned ones.
+/// Layout of the queries, and of the rotated ones.
 fn queries(problem: &AppendProblem) -> Option<&Layout> {
     problem.spec().q.as_ref().map(|layouts| &layouts[0])
 }
@@ -228,7 +228,7 @@ struct FactorArguments {
 
 /// What says where rows go.
 enum Destination {
-    /// Behind what is there: lengths and the bytes of one, the positions of a sequence, pages.
+    /// After what is there: lengths and the bytes of one, the positions of a sequence, pages.
     Behind { lengths: Reg<U64>, bytes: Reg<U32>, capacity: Reg<U32>, pages: Option<PageArguments> },
     /// To slots: how many there are, and rows of a page.
     Listed { slots: Reg<U64>, count: Reg<U64>, size: Reg<U64> },
@@ -414,7 +414,7 @@ impl Arguments {
         self.copy(b, cfg, (from, to), self.dims[0], position);
     }
 
-    /// Copies a row of `dim` features, of which the first pairs are turned.
+    /// Copies a row of `dim` features, of which the first pairs are rotated.
     fn copy(
         &self,
         b: &mut Builder,

@@ -1,7 +1,7 @@
 //! What a plan is made of: launches, each a kernel with the problem it computes.
 //!
-//! A [`KernelConfig`] decides the text of a kernel, whatever the problem; an [`AnyProgram`] is that text, built once; a
-//! [`Launch`] knows the problem and so the arguments. A new operation adds a row to each of the enums below.
+//! A [`KernelConfig`] determines the text of a kernel, whatever the problem; an [`AnyProgram`] is that text, built
+//! once; a [`Launch`] knows the problem and so the arguments. A new operation adds a row to each of the enums below.
 
 use std::ops::Deref;
 
@@ -24,7 +24,7 @@ pub enum KernelConfig {
     Sm80(forward_sm80::Config),
     /// Attention by TMA and wgmma, sm_90a.
     Sm90(forward_sm90::Config),
-    /// Values of 8 bits, turned for the kernel above.
+    /// Values of 8 bits, transposed for the kernel above.
     TurnValues(turn_values::Config),
     /// Attention of few queries over many keys, from sm_80 on.
     Decode(decode::Config),
@@ -34,7 +34,7 @@ pub enum KernelConfig {
     Merge(merge::Config),
     /// New rows of a cache.
     Append(append::Config),
-    /// What kernels of gradients have to know of each row.
+    /// What kernels of gradients need to know about each row.
     BackwardRows(backward_rows::Config),
     /// Gradients of sinks.
     BackwardSinks(sinks::Config),

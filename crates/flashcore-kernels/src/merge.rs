@@ -1,8 +1,8 @@
-//! Partial results put together by their LSE, for every GPU from sm_80 on.
+//! Merges partial results by their LSE, for every GPU from sm_80 on.
 //!
-//! Neighbouring lanes share a row, each with as many neighbouring features as one load brings; where a row has more,
-//! they go round. A lane reads the LSE of all parts for their maximum, then the parts in their order, and keeps weighted
-//! sums in f32, so that a row's bits depend on nothing but its parts. Slots are those of [`crate::slots::merge`].
+//! Neighbouring lanes share a row, each with as many neighbouring features as one load brings; for longer rows, they
+//! loop. A lane reads the LSE of all parts for their maximum, then the parts in their order, and keeps weighted sums in
+//! f32, so a row's bits depend only on its parts. Slots are those of [`crate::slots::merge`].
 
 use std::f32::consts::{LN_2, LOG2_E};
 
@@ -33,7 +33,7 @@ pub struct Config {
     pub out: DType,
     /// Where the parts lie.
     pub source: Source,
-    /// How the work is cut.
+    /// How the work is split.
     pub shape: Shape,
 }
 
@@ -42,7 +42,7 @@ pub struct Config {
 pub enum Source {
     /// In one tensor, any number of them.
     Stacked,
-    /// This many at addresses of their own.
+    /// This many at separate addresses.
     Listed(u32),
 }
 

@@ -1,8 +1,8 @@
 //! Which kernel computes a problem on a GPU: pure data in, pure data out, with the reasons.
 //!
-//! [`plan`] tries the kernel families from the most special to the most general and remembers why one was passed over.
-//! The numbers of a tile stand in one table per family, each row with its reason. A [`Plan`] holds no pointers; it
-//! builds its program once and launches it for every problem of the same kind.
+//! [`plan`] tries the kernel families from the most specific to the most general and records why one was skipped. The
+//! numbers of a tile are in one table per family, each row with its reason. A [`Plan`] holds no pointers; it builds
+//! its program once and launches it for every problem of the same kind.
 
 mod append;
 mod backward;
@@ -67,7 +67,7 @@ const MOST_KEY_FEATURES: usize = MOST_FEATURES + 64;
 /// What device memory from an allocator is aligned to, and more than any kernel asks for.
 pub const ALLOCATED_ALIGNMENT: u64 = 256;
 
-/// What a plan needs to know of a GPU.
+/// What a plan needs to know about a GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Gpu {
     /// Compute capability, major and minor.
@@ -199,7 +199,7 @@ impl Plan {
         names.join(", then ")
     }
 
-    /// The choice in words, one line for the kernel and one for each that was passed over.
+    /// The choice in words, one line for the kernel and one for each that was rejected.
     pub fn explain(&self) -> String {
         let mut text = format!("{}: {}", self.names(), self.why);
         if let Some(row) = &self.row {
@@ -234,7 +234,7 @@ impl fmt::Display for Plan {
     }
 }
 
-/// As [`plan`], but a row of `table` decides where it has one for the problem whose tile fits.
+/// Like [`plan`], but a row of `table` decides where it has one for the problem whose tile fits.
 pub fn plan_by(problem: &Problem, gpu: &Gpu, alignment: u64, table: &Table) -> Result<Plan, PlanError> {
     match table.plan(problem, gpu, alignment) {
         Some(plan) => Ok(plan),
@@ -276,7 +276,7 @@ fn plan_few(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Result<Plan,
     Ok(Ok(Plan::single(best.0, problem, gpu, best.1)))
 }
 
-/// As [`plan`], but always a kernel for many queries.
+/// Like [`plan`], but always a kernel for many queries.
 fn plan_many(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
     let input = check(problem, gpu)?;
     match hopper::accept(problem, input, gpu, access(problem, alignment)) {
@@ -292,7 +292,7 @@ fn plan_many(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanE
     }
 }
 
-/// As [`plan`], but always the general kernel: for comparing it with others.
+/// Like [`plan`], but always the general kernel: for comparing it with others.
 pub fn plan_general(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan, PlanError> {
     let input = check(problem, gpu)?;
     if input.bytes() == 1 {
@@ -308,7 +308,7 @@ pub fn plan_general(problem: &Problem, gpu: &Gpu, alignment: u64) -> Result<Plan
     Ok(Plan::single(kernel, problem, gpu, why))
 }
 
-/// The kernel for few queries, cut as `shape` says.
+/// The kernel for few queries, with tile `shape`.
 fn decode_config(
     problem: &Problem,
     gpu: &Gpu,
@@ -336,7 +336,7 @@ fn decode_config(
     }))
 }
 
-/// The Hopper kernel for a problem, cut as `shape` says.
+/// The Hopper kernel for a problem, with tile `shape`.
 fn hopper_config(
     problem: &Problem,
     input: Element,
@@ -364,7 +364,7 @@ fn hopper_config(
     })))
 }
 
-/// The general kernel for a problem, cut as `shape` says.
+/// The general kernel for a problem, with tile `shape`.
 fn general_config(
     problem: &Problem,
     gpu: &Gpu,
@@ -395,7 +395,7 @@ fn general_config(
     }))
 }
 
-/// What the output is made of.
+/// Element type of the output.
 fn output(problem: &Problem, input: Element) -> Element {
     match problem.out_dtype() {
         DType::F32 => Element::F32,
@@ -411,7 +411,7 @@ fn check_capability(gpu: &Gpu, needed: (u32, u32)) -> Result<(), PlanError> {
     if given < needed { Err(PlanError::Capability { given, needed }) } else { Ok(()) }
 }
 
-/// What every kernel asks of a problem; returns what Q, K and V are made of.
+/// What every kernel requires of a problem; returns the element type of Q, K and V.
 fn check(problem: &Problem, gpu: &Gpu) -> Result<Element, PlanError> {
     check_capability(gpu, (7, 5))?;
     let input = match problem.dtype() {

@@ -40,7 +40,7 @@ pub fn host_values(call: Instance<'_>) -> Vec<(Slot, Vec<u8>)> {
     arrays.into_iter().filter_map(|(slot, bytes)| Some((slot, bytes?))).collect()
 }
 
-/// Numbers in a type of their own; f32 where there is none.
+/// Numbers in their own type; f32 where there is none.
 fn floats(numbers: &[f32], dtype: Option<DType>) -> Vec<u8> {
     match dtype {
         Some(DType::F16) => numbers.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),

@@ -10,9 +10,9 @@ pub const K: Slot = Slot(1);
 pub const V: Slot = Slot(2);
 /// The result.
 pub const OUT: Slot = Slot(3);
-/// f32 log-sum-exp per row, dense batch × heads × sequence; null (address 0) where nobody wants it.
+/// f32 log-sum-exp per row, dense batch × heads × sequence; null (address 0) if unwanted.
 pub const LSE: Slot = Slot(4);
-/// Sinks, one per query head, in a type of their own.
+/// Sinks, one per query head, in their own type.
 pub const SINKS: Slot = Slot(5);
 /// Used lengths (one per batch entry) or offsets (one more than sequences) of the queries.
 pub const LENGTHS_Q: Slot = Slot(6);
@@ -36,7 +36,7 @@ pub const TURNED: Slot = Slot(14);
 /// What is added to scores: pairs in the problem's layout and type, or f32 slopes. The number is one that gradients do
 /// not use otherwise.
 pub const BIAS: Slot = Slot(16);
-/// One u64 that decides which weights are left out; the number, again, is none of the gradients' own.
+/// One u64 that decides which weights are dropped; the number, again, is none of the gradients' own.
 pub const SEED: Slot = Slot(19);
 /// Number of slots.
 pub const COUNT: usize = 20;
@@ -57,9 +57,9 @@ pub mod backward {
     pub const DV: Slot = Slot(12);
     /// f32 sums of the result times its gradient per row, dense, where the caller gives them.
     pub const ROW_SUMS: Slot = Slot(13);
-    /// f32 gradient of each head's sink; null (address 0) where nobody wants it.
+    /// f32 gradient of each head's sink; null (address 0) if unwanted.
     pub const D_SINKS: Slot = Slot(14);
-    /// Workspace: what kernels have to know of each row, see [`crate::backward_rows`].
+    /// Workspace: what kernels need to know about each row, see [`crate::backward_rows`].
     pub const ROW_TERMS: Slot = Slot(15);
     /// Workspace: f32 sums of dQ, see [`crate::backward_sums`]; zero before and after every call.
     pub const DQ_SUMS: Slot = Slot(17);
@@ -76,7 +76,7 @@ pub mod merge {
 
     /// The result.
     pub const OUT: Slot = Slot(0);
-    /// f32 log-sum-exp of the result, dense; null (address 0) where nobody wants it.
+    /// f32 log-sum-exp of the result, dense; null (address 0) if unwanted.
     pub const LSE: Slot = Slot(1);
     /// Number of slots.
     pub const COUNT: usize = 2 + 2 * MAX_LISTED;
@@ -116,7 +116,7 @@ pub mod append {
     pub const SIN: Slot = Slot(8);
     /// Queries.
     pub const Q: Slot = Slot(9);
-    /// Turned queries.
+    /// Rotated queries.
     pub const OUT: Slot = Slot(10);
     /// f32 factors that keys are divided by, where the cache has 8 bits.
     pub const FACTORS_K: Slot = Slot(11);
@@ -184,7 +184,7 @@ pub mod moe {
     pub const OUT: Slot = Slot(3);
     /// Experts of each token.
     pub const IDS: Slot = Slot(4);
-    /// What each of them counts for.
+    /// The weight of each.
     pub const WEIGHTS: Slot = Slot(5);
     /// What experts are chosen by.
     pub const LOGITS: Slot = Slot(6);

@@ -1,7 +1,7 @@
-//! Values of 8 bits, turned: the keys of a feature next to each other, as Hopper's tensor cores want them.
+//! Transposes values of 8 bits: the keys of a feature become contiguous, as Hopper's tensor cores need them.
 //!
-//! A CTA turns 128 keys of a head by way of shared memory (`parts/turner.rs`). Keys that are not used, and those up to a
-//! multiple of 128, become zeros, so that nothing that lies there is multiplied.
+//! A CTA transposes 128 keys of a head through shared memory (`parts/turner.rs`). Unused keys, and padding up to a
+//! multiple of 128, become zeros, so that stale data is never multiplied.
 
 use flashcore_core::{Dims, Layout, Problem, turned_dims};
 use flashcore_ptx::{
@@ -46,12 +46,12 @@ impl Config {
     }
 }
 
-/// Extents of the turned values: batch, heads, rows, keys.
+/// Extents of the transposed values: batch, heads, rows, keys.
 fn dims(problem: &Problem) -> Dims {
     turned_dims(Dims::new(problem.batch(), problem.heads_kv(), problem.seq_kv(), problem.dim_v()))
 }
 
-/// The workspace that holds the turned values.
+/// The workspace that holds the transposed values.
 pub(crate) fn workspace(problem: &Problem) -> Workspace {
     let Dims { batch, heads, seq, dim } = dims(problem);
     Workspace { slot: slots::TURNED, bytes: (batch * heads * seq) as u64 * dim as u64, zeroed: false }

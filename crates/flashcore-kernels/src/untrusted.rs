@@ -1,4 +1,4 @@
-//! What every reader of a file does before it believes it; tables here, results and bundles in the lab.
+//! Checks that every reader makes before it trusts a file; tables here, results and bundles in the lab.
 
 use serde::Deserialize;
 

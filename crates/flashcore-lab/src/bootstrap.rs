@@ -1,4 +1,4 @@
-//! Confidence intervals by resampling: what the median, or a ratio of medians, would be had other samples been drawn.
+//! Confidence intervals by resampling: what the median, or a ratio of medians, would be with other samples.
 //!
 //! [`crate::stats`] and [`crate::gate`] call this. The percentile bootstrap makes no assumption about the shape of the
 //! noise, which for latencies is skewed and has outliers.

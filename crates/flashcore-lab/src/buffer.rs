@@ -1,4 +1,4 @@
-//! Owned elements whose type is known only at run time: the memory of tensors in all tools.
+//! Owned elements whose type is known only at run time: tensor memory in all tools.
 
 use flashcore_core::{DType, Data, DataMut, Dims};
 use flashcore_testkit::{Kind, kinds::Part};

@@ -1,6 +1,6 @@
-//! What a device can do at best, measured in the same run: copying memory and multiplying matrices.
+//! The peak of a device, measured in the same run: copying memory and multiplying matrices.
 //!
-//! The share of this roofline that a kernel reaches says how much is left to gain, on any device and at any clock.
+//! The fraction of this roofline that a kernel reaches shows how much headroom is left, on any device and at any clock.
 
 use std::time::Instant;
 

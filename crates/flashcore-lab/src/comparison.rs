@@ -1,6 +1,6 @@
-//! Comparisons inside one run: how long a task of ours takes beside another task of ours, or beside a peer.
+//! Comparisons inside one run: the time of one of our tasks relative to another of ours, or to a peer.
 //!
-//! [`crate::suites`] says what is compared and what is wanted of it; `bench` prints what a [`Record`] comes to.
+//! [`crate::suites`] says what is compared and what is expected of it; `bench` prints the results of a [`Record`].
 
 use serde::Serialize;
 
@@ -22,7 +22,7 @@ pub struct Comparison {
     pub peer: Option<&'static str>,
     /// Work of the task over the work of the other: times are compared for the same work.
     pub work: f64,
-    /// What the ratio is wanted to be at most.
+    /// Upper bound on the ratio.
     pub wanted: f64,
 }
 
@@ -41,14 +41,14 @@ pub struct Compared {
 }
 
 impl Compared {
-    /// Whether the ratio is as wanted; `None` where a side is missing.
+    /// Whether the ratio meets the bound; `None` if a side is missing.
     pub fn met(&self) -> Option<bool> {
         self.ratio.map(|ratio| ratio.point <= self.wanted)
     }
 }
 
 impl Comparison {
-    /// `task` beside `other`, which has as much to do.
+    /// `task` against `other`, which does the same work.
     pub fn of_ours(what: impl Into<String>, task: Task, other: Task, wanted: f64) -> Self {
         Self { what: what.into(), task, other, peer: None, work: 1.0, wanted }
     }

@@ -1,4 +1,4 @@
-//! One task, several competitors: everybody gets the same inputs, is judged first, and is timed only if right.
+//! One task, several competitors: all get the same inputs, are judged first, and are timed only if right.
 //!
 //! [`Contest::prepare`] judges, [`Contest::run`] times; `bench` and `gate` do both and differ in what they make of it.
 
@@ -15,7 +15,7 @@ use crate::{
     workload::Workload,
 };
 
-/// Who wants to know how far things are, and may end them.
+/// Receives progress, and may stop the run.
 pub trait Observer {
     /// Work on `what` for `task` begins.
     fn at(&mut self, task: &Task, what: &str);
@@ -73,7 +73,7 @@ impl Contest {
         self
     }
 
-    /// Times everybody who is right. A user who stops it gets what there is.
+    /// Times all competitors that are right. A user who stops it gets the results so far.
     pub fn run(
         mut self,
         protocol: &Protocol,

@@ -1,4 +1,4 @@
-//! What a record comes to: a row per task and competitor, and what makes the figures doubtful.
+//! The results of a record: a row per task and competitor, and what makes the figures doubtful.
 
 use rayon::prelude::*;
 use serde::Serialize;
@@ -40,7 +40,7 @@ pub struct Speed {
     pub p90_us: f64,
     pub min_us: f64,
     pub max_us: f64,
-    /// Where the median lies with 95 % confidence.
+    /// The 95 % confidence interval of the median.
     pub low_us: f64,
     pub high_us: f64,
     pub samples: usize,

@@ -1,4 +1,4 @@
-//! The hard gate: right first, then fast enough, with an honest account of what chance may have done.
+//! The hard gate: right first, then fast enough, with an honest account of noise.
 //!
 //! | demand | passes if |
 //! | --- | --- |
@@ -6,7 +6,7 @@
 //! | [`Demand::NotInferior`] | some of the interval of our time over the baseline's lies at or below 1 + margin |
 //!
 //! So noise never passes a claim of superiority, and noise alone never fails a comparison with a baseline. The command
-//! line makes exit codes of [`Ruling`] (0 and 1) and of errors (2).
+//! line turns [`Ruling`] (0 and 1) and errors (2) into exit codes.
 
 use serde::Serialize;
 

@@ -7,7 +7,7 @@
 //! | may it be taken? | [`gate`], on [`bootstrap`] |
 //! | what limits it? | [`ceiling`], [`profile`] |
 //! | which tile is fastest? | [`tune`] |
-//! | does it come out the same elsewhere? | [`repro`] |
+//! | is it reproducible elsewhere? | [`repro`] |
 //! | how does it all look? | [`report`] |
 //!
 //! The `flashcore` command is the only caller; nothing here prints.

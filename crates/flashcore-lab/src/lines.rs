@@ -1,5 +1,5 @@
-//! A child process whose lines are read in a thread of its own, so that waiting for one can end; it does not outlive
-//! us. `nvidia-smi`, PyTorch and the checks of `verify` are such children.
+//! A child process whose lines are read in a separate thread, so that waiting can time out; it does not outlive us.
+//! `nvidia-smi`, PyTorch and the checks of `verify` are such children.
 
 use std::{
     io::{self, BufRead, BufReader, Read},

@@ -1,4 +1,4 @@
-//! Where and when something was measured: facts that a result is worth little without.
+//! Where and when something was measured: a result is worth little without these facts.
 
 use std::{
     fs,

@@ -1,4 +1,4 @@
-//! Whether the machine has room for a problem, asked before anything is allocated.
+//! Whether the machine has room for a problem, checked before anything is allocated.
 
 use std::fs;
 
@@ -38,7 +38,7 @@ fn cgroup_room() -> Option<u64> {
     Some(read("memory.max")?.saturating_sub(read("memory.current")?))
 }
 
-/// A byte count for people.
+/// A human-readable byte count.
 pub fn human(bytes: u64) -> String {
     const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes == u64::MAX {

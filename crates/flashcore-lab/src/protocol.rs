@@ -1,13 +1,13 @@
-//! Who is timed when: the order of turns that makes competitors comparable.
+//! The order of timing turns that makes competitors comparable.
 //!
 //! | mode | order | what counts |
 //! | --- | --- | --- |
 //! | sustained | after some load, each alone, back to back for a while; the first again at the end | the second half of each turn |
 //! | interleaved | many short turns, one after another | everything |
 //!
-//! Sustained is the figure that counts on a device whose power limits its clock: turns of very different power in one
-//! rotation would lend each other clock. About three quarters of a second after it has got to work, such a GPU takes its
-//! clock back too far for a while; whoever has a turn then would pay for all. So there is load before the first turn.
+//! Sustained is the figure that counts on a power-limited device: in one rotation, turns of very different power would
+//! affect each other's clock. About three quarters of a second after it starts working, such a GPU lowers its clock too
+//! far for a while, at the expense of the competitor whose turn it is. So there is load before the first turn.
 //! [`crate::contest`] follows the order.
 
 use serde::{Deserialize, Serialize};
@@ -18,7 +18,7 @@ use crate::{
     stats::blocks,
 };
 
-/// Independent parts that the samples of a competitor are cut into for confidence intervals.
+/// Independent parts that the samples of a competitor are split into for confidence intervals.
 const UNITS: usize = 30;
 /// Seconds of load on a GPU after which its clock is steady.
 pub const STEADY: f64 = 1.5;
@@ -45,7 +45,7 @@ impl Mode {
         }
     }
 
-    /// Rounds unless another number is asked for.
+    /// Default number of rounds.
     pub const fn usual_rounds(self) -> u32 {
         match self {
             Self::Sustained => 1,

@@ -1,8 +1,8 @@
-//! Results as a file: every raw time with what it was measured on and how. `docs/lab.md` documents the format.
+//! Results as a file: every raw time, with where and how it was measured. `docs/lab.md` documents the format.
 //!
-//! A file is never trusted: its size is checked before it is read, its version before its contents, and every number
-//! and text before anything is computed from it. Files are replaced in one step ([`save`]), so that a run that is stopped
-//! at any moment leaves a valid one.
+//! A file is never trusted: its size is checked before it is read, its version before its contents, and every number and
+//! text before anything is computed from it. Files are replaced atomically ([`save`]), so a run that is stopped at any
+//! moment leaves a valid one.
 
 use std::{
     fs::File,

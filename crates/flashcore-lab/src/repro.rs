@@ -1,8 +1,8 @@
-//! Everything about one state of the project in one file, and whether another machine or day gives the same.
+//! Everything about one state of the project in one file, and whether another machine or day reproduces it.
 //!
-//! A [`Bundle`] is gzipped JSON: a manifest (what was run, and where) with the answers of `doctor`, `verify` and
-//! `bench`. Nothing of it is believed: it is read up to a limit and checked. [`compare`] holds two against each other:
-//! the same kernels, the same verdicts, times that are not worse beyond doubt. The `repro` command runs the parts.
+//! A [`Bundle`] is gzipped JSON: a manifest (what was run, and where) with the results of `doctor`, `verify` and
+//! `bench`. It is untrusted: read up to a limit and checked. [`compare`] compares two: the same kernels, the same
+//! verdicts, times that are not significantly worse. The `repro` command runs the parts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -58,7 +58,7 @@ pub struct Manifest {
     pub created: String,
     /// Versions, the commit, the program's hash, the machine.
     pub environment: Facts,
-    /// What was asked for; who reads a bundle has to check it.
+    /// What was requested; readers of a bundle must check it.
     pub settings: Value,
     /// SHA-256 of the PTX of every kernel of the covering set.
     pub kernels: Facts,
@@ -186,9 +186,9 @@ struct Group {
 /// What was found.
 #[derive(Clone, PartialEq, Serialize, Debug, Default)]
 pub struct Comparison {
-    /// What is not as it was, and should be.
+    /// Differences that should not be there.
     pub differences: Vec<String>,
-    /// What is not as it was, and need not be.
+    /// Differences that are allowed.
     pub remarks: Vec<String>,
     /// Kernels whose PTX is the same.
     pub kernels: usize,

@@ -1,7 +1,7 @@
-//! Files that are there whole or not at all: results, tables, bundles, and what the command line writes.
+//! Atomic file writes: results, tables, bundles, and what the command line writes.
 //!
-//! A file is written beside its place, brought to disk and moved there in one step, so that readers see the old one or
-//! the new one, and who is stopped at any moment leaves one of them.
+//! A file is written next to its destination, synced to disk and renamed, so readers see the old or the new one, and a
+//! process that is stopped at any moment leaves one of them.
 
 use std::{
     fs,

@@ -1,4 +1,4 @@
-//! Clock, temperature and power while something is timed: a figure taken at another clock is another figure.
+//! Clock, temperature and power while something is timed: figures taken at different clocks are not comparable.
 //!
 //! On a GPU `nvidia-smi` reports every 50 ms; on the CPU the kernel's files are read before and after.
 

@@ -1,4 +1,4 @@
-//! What exactly was run: hashes of the program and of the kernels it builds. `tune` and `repro` keep them.
+//! Exactly what was run: hashes of the program and of the kernels it builds. `tune` and `repro` keep them.
 
 use std::{
     collections::BTreeMap,

@@ -1,8 +1,8 @@
 //! The simulator as a backend: what would be launched on a GPU, run on the CPU with every check on.
 //!
-//! [`crate::verify`], the kernels' tests and the command line run attention on it. The first run of a simulator is
-//! tame, each later one is under another hostile schedule, so that "two runs give the same bits" means that no schedule
-//! changes them.
+//! [`crate::verify`], the kernels' tests and the command line run attention on it. The first run of a simulator has a
+//! benign schedule, each later one another hostile schedule, so that "two runs give the same bits" means that no
+//! schedule changes them.
 
 use std::{
     collections::HashMap,

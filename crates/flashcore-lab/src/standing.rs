@@ -1,6 +1,6 @@
-//! Everybody beside the best peer on the same problem: how much larger errors are, how much faster calls.
+//! All competitors relative to the best peer on the same problem: how much larger errors are, how much faster calls.
 //!
-//! `bench` answers with it; its suite `kinds` makes tables of it.
+//! `bench` prints it; its suite `kinds` makes tables of it.
 
 use serde::Serialize;
 

@@ -1,17 +1,17 @@
-//! Samples in few numbers: quantiles, and how well the median is known. Called by everything that reports a time.
+//! Samples summarised: quantiles, and how well the median is known. Called by everything that reports a time.
 
 use serde::Serialize;
 
 use crate::bootstrap::{self, Interval};
 
-/// What a set of times comes to, in seconds.
+/// Summary of a set of times, in seconds.
 #[derive(Clone, Copy, PartialEq, Serialize, Debug)]
 pub struct Summary {
     pub p50: f64,
     pub p90: f64,
     pub min: f64,
     pub max: f64,
-    /// Where the median lies with 95 % confidence.
+    /// The 95 % confidence interval of the median.
     pub interval: Interval,
     pub samples: usize,
 }

@@ -1,6 +1,6 @@
 //! Named sets of tasks: what `bench --suite` and `gate --suite` measure.
 //!
-//! Some suites are made of comparisons: their tasks are what those need, and `bench` says how each came out.
+//! Some suites consist of comparisons: their tasks are those needed, and `bench` reports each result.
 
 mod compared;
 mod operations;
@@ -21,7 +21,7 @@ use crate::{
 pub struct Suite {
     /// The name used on the command line and in results.
     pub name: &'static str,
-    /// The element type unless another is asked for.
+    /// The default element type.
     pub dtype: DType,
     /// Whether calls are so short that they must be replayed from a graph to see the kernel alone.
     pub replays: bool,
@@ -30,7 +30,7 @@ pub struct Suite {
     content: Content,
 }
 
-/// What a suite is made of.
+/// The contents of a suite.
 #[derive(Clone, Copy, Debug)]
 enum Content {
     Tasks(fn(DType) -> Result<Vec<Task>, TaskError>),

@@ -18,7 +18,7 @@ pub struct Function {
     pub code: Kernel,
 }
 
-/// A named list inside of a kernel or function.
+/// A named list inside a kernel or function.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Targets {
     /// Its name.

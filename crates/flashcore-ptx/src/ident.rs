@@ -1,4 +1,4 @@
-//! Names that may appear in PTX text: checked once, so that no string can smuggle an instruction in.
+//! Names that may appear in PTX text: checked once, so that no string can inject an instruction.
 
 use std::{fmt, sync::Arc};
 
@@ -64,7 +64,7 @@ impl Name {
         }
     }
 
-    /// `_`, which stands for a parameter that nobody names.
+    /// `_`, which stands for an unnamed parameter.
     pub fn unnamed() -> Self {
         Self("_".into())
     }

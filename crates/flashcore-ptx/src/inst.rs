@@ -98,7 +98,7 @@ pub enum Operand {
     Pair(Box<(Operand, Operand)>),
     /// A branch target.
     Label(Name),
-    /// `_`: a result nobody wants.
+    /// `_`: a discarded result.
     Sink,
 }
 

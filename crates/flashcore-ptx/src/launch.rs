@@ -1,7 +1,7 @@
 //! How to launch a kernel, as plain data: made by kernels, executed by `flashcore-cuda` and `flashcore-sim` alike.
 //!
-//! A [`LaunchSpec`] holds no pointer. It names buffers by [`Slot`]; whoever executes it says where each slot lies,
-//! so one spec serves every call with the same problem.
+//! A [`LaunchSpec`] holds no pointer. It names buffers by [`Slot`]; the executor supplies the address of each
+//! slot, so one spec serves every call with the same problem.
 
 use crate::{ident::Ident, layout::Swizzle};
 

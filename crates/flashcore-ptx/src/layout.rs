@@ -1,8 +1,8 @@
 //! Where things lie: swizzles, fragments, descriptors, tiles and boxes, as pure functions.
 //!
-//! Used by `flashcore-tile` to emit addresses and by `flashcore-sim` to execute them, so both see one truth. The
-//! formulas are those of the PTX ISA (shared-memory swizzling; matrix fragments; wgmma descriptors); the tests go
-//! through every element.
+//! Used by `flashcore-tile` to emit addresses and by `flashcore-sim` to execute them, so both share one
+//! definition. The formulas are those of the PTX ISA (shared-memory swizzling; matrix fragments; wgmma
+//! descriptors); the tests check every element.
 //!
 //! | idea | function |
 //! | --- | --- |
@@ -275,7 +275,7 @@ pub enum TileError {
         /// The mode.
         swizzle: Swizzle,
     },
-    /// The rows are no multiple of eight, so the pattern does not fit.
+    /// The rows are not a multiple of eight, so the pattern does not fit.
     #[error("a swizzled tile has a multiple of 8 rows, not {rows}")]
     Rows {
         /// The rows.

@@ -7,7 +7,7 @@
 //! | concept | where | in one line |
 //! | --- | --- | --- |
 //! | type | [`types::ScalarType`] | `.f32`, `.b64`, …: width, meaning, which register may hold it |
-//! | operation, modifier | [`op::Op`], [`op::Mod`] | `wgmma.mma_async` and the words behind it |
+//! | operation, modifier | [`op::Op`], [`op::Mod`] | `wgmma.mma_async` and its dotted modifiers |
 //! | row | [`table::Row`] | one line of the ISA manual: slots for modifiers, operands, target, version, effects |
 //! | form | [`table::Form`] | a row with the types of one instruction filled in |
 //! | register | [`inst::RegId`] | a type and a number; its text is derived unless it came from elsewhere |
@@ -15,7 +15,7 @@
 //! | kernel, module | [`module`] | parameters, registers, statements; header and variables |
 //! | provenance | [`provenance::Provenance`] | the Rust line of each statement, beside the text, never in it |
 //! | text | [`mod@print`], [`mod@parse`] | exact inverses; the parser also takes what nvcc and Triton print |
-//! | verifier | [`verify::verify`] | everything that is wrong, each with instruction, place and cure |
+//! | verifier | [`verify::verify`] | everything that is wrong, each with instruction, place and fix |
 //! | layout | [`layout`] | swizzles, fragments, descriptors, tiles: pure functions |
 //! | multiprocessor | [`sm::Sm`] | registers, warps, CTAs and shared memory of each architecture |
 //! | launch | [`launch`] | how to start a kernel, as plain data |

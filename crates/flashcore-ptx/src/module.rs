@@ -1,5 +1,5 @@
-//! A PTX file as data: header, variables, functions, kernels. Made by `flashcore-tile` and by the parser; printed, verified
-//! and executed from here.
+//! A PTX file as data: header, variables, functions, kernels. Built by `flashcore-tile` and by the parser; input of the
+//! printer, the verifier and the simulator.
 
 pub use crate::function::{Function, TargetList, Targets};
 
@@ -41,7 +41,7 @@ pub struct Kernel {
     pub directives: Directives,
     /// The registers.
     pub registers: Registers,
-    /// Variables inside of the kernel.
+    /// Variables inside the kernel.
     pub variables: Vec<Variable>,
     /// Lists that indirect branches and calls name.
     pub targets: Vec<Targets>,
@@ -92,7 +92,7 @@ pub enum Space {
     Const,
     /// Memory of one thread.
     Local,
-    /// Arguments and results of a call, inside of a kernel or function.
+    /// Arguments and results of a call, inside a kernel or function.
     Param,
 }
 
@@ -217,7 +217,7 @@ impl Kernel {
         Self::empty(name.into())
     }
 
-    /// As [`new`](Self::new), under any name PTX allows.
+    /// Like [`new`](Self::new), under any name PTX allows.
     pub fn empty(name: Name) -> Self {
         Self {
             name,
@@ -367,13 +367,13 @@ impl Registers {
         reg.index < self.count(reg.ty)
     }
 
-    /// The place of the register in [`iter`](Self::iter)'s order: a dense index for whoever keeps a register file.
+    /// The place of the register in [`iter`](Self::iter)'s order: a dense index for a register file.
     pub fn dense(&self, reg: RegId) -> usize {
         let before: u32 = self.counts.iter().take_while(|(ty, _)| *ty < reg.ty).map(|(_, n)| n).sum();
         (before + reg.index) as usize
     }
 
-    /// Whether any register of the type has a name of its own.
+    /// Whether any register of the type has its own name.
     pub fn has_names(&self, ty: ScalarType) -> bool {
         let range = RegId::new(ty, 0)..=RegId::new(ty, u32::MAX);
         self.names.range(range).next().is_some()
@@ -385,7 +385,7 @@ impl Registers {
     }
 }
 
-/// The text of a register without a name of its own.
+/// The text of a register without its own name.
 pub fn derived_name(reg: RegId) -> String {
     format!("{}{}", reg.ty.register_prefix(), reg.index)
 }

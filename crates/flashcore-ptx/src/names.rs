@@ -1,4 +1,4 @@
-//! The macro by which an enum and its PTX spelling are declared in one place. Used by types, ops, modifiers and
+//! The macro that declares an enum and its PTX spelling in one place. Used by types, ops, modifiers and
 //! special registers; the parser and the printer both read the spelling from here.
 
 /// Declares an enum whose variants each have one PTX spelling: `text()`, `parse()` and `ALL` come with it.

@@ -1,6 +1,6 @@
-//! The vocabulary of instructions: mnemonics ([`Op`]) and the dotted words behind them ([`Mod`]).
+//! The vocabulary of instructions: mnemonics ([`Op`]) and their dotted modifiers ([`Mod`]).
 //!
-//! Which words may follow which mnemonic is said by the rows of [`crate::table`].
+//! The rows of [`crate::table`] say which modifiers a mnemonic may have.
 
 use crate::{names::named, types::ScalarType};
 use std::fmt;

@@ -1,7 +1,7 @@
 //! The canonical text of a module. The parser reads it back to an equal module.
 //!
-//! [`Module`] and the parts of an instruction implement [`Display`]; inside of a kernel, registers
-//! are printed by the names the kernel keeps for them.
+//! [`Module`] and the parts of an instruction implement [`Display`]; inside a kernel, registers are printed
+//! with the names the kernel keeps for them.
 
 use crate::{
     inst::{Address, Base, Imm, Inst, Operand, RegId},

@@ -1,7 +1,7 @@
-//! Where each statement came from: a side table beside the text, so that moving a source line changes no hash.
+//! Where each statement came from: a side table beside the text, so moving a source line changes no hash.
 //!
 //! Builders record the Rust line that made an instruction; the parser records `.loc`, or else the line of the PTX
-//! text itself. The verifier and the simulator quote it in what they report.
+//! text itself. The verifier and the simulator quote it in their findings.
 
 use std::fmt;
 

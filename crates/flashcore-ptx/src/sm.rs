@@ -1,6 +1,6 @@
-//! What a multiprocessor has (CUDA programming guide, "Compute capabilities").
+//! Resources of a multiprocessor (CUDA programming guide, "Compute capabilities").
 //!
-//! Kernels share it out, plans and the simulator hold launches against it, `profile` and `inspect` say what fits.
+//! Kernels divide them up, plans and the simulator check launches against them, `profile` and `inspect` use them.
 
 /// Registers of 32 bits, on every architecture from sm_75 on.
 pub const REGISTERS: u32 = 65_536;

@@ -1,4 +1,4 @@
-//! Architectures a program can be built for, and which device runs what.
+//! Architectures a program can be built for, and which device runs which.
 
 use std::fmt;
 

@@ -143,7 +143,7 @@ impl ScalarType {
         self.bits() == register.bits() && self.kind_accepts(register)
     }
 
-    /// As [`accepts`](Self::accepts), but the register may be wider: the rule of `ld`, `st` and `cvt`.
+    /// Like [`accepts`](Self::accepts), but the register may be wider: the rule of `ld`, `st` and `cvt`.
     pub fn accepts_wider(self, register: Self) -> bool {
         let wider = register.bits() > self.bits() && !self.is_float() && !register.is_float();
         self.accepts(register) || (wider && self != Self::Pred && register != Self::Pred)

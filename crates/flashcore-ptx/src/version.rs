@@ -1,4 +1,4 @@
-//! Versions of the PTX language (`.version`), and the lowest that serves a target.
+//! Versions of the PTX language (`.version`), and the lowest one for a target.
 
 use crate::target::Target;
 use std::fmt;
@@ -8,7 +8,7 @@ use std::fmt;
 pub struct Version {
     /// Before the dot.
     pub major: u8,
-    /// Behind the dot.
+    /// After the dot.
     pub minor: u8,
 }
 

@@ -1,6 +1,6 @@
-//! Asynchronous work in flight: queued when issued, carried out when the timing says so or somebody waits.
+//! Asynchronous work in flight: queued when issued, performed when the timing says so or somebody waits.
 //!
-//! Rules are judged when work is issued (`step/`); here bytes move, barriers are told, registers are filled.
+//! Rules are checked when work is issued (`step/`); here bytes move, barriers are signalled, registers are filled.
 
 use crate::{
     check::clock::Knowledge,

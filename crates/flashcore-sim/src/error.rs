@@ -27,7 +27,7 @@ pub enum SimError {
          not reach it, or replace it; docs/adding-an-instruction.md says how to add it"
     )]
     Unknown {
-        /// The kernel or function it stands in.
+        /// The kernel or function that contains it.
         kernel: String,
         /// Its line in the text.
         line: u32,
@@ -80,7 +80,7 @@ pub enum SimError {
         /// The instruction that was executed most.
         place: String,
     },
-    /// The caller did not want to go on.
+    /// The caller stopped the launch.
     #[error("`{kernel}` was interrupted")]
     Interrupted {
         /// The kernel.

@@ -1,7 +1,7 @@
 //! Plain reads that meet atomics, and what excuses them: a compare-and-swap of the same word by the same warp.
 //!
-//! Loops that build an atomic out of `atom.cas` begin with a plain read; what it reads may be old, which the swap then
-//! notices. Whoever never swaps has used what may be old: that is reported when the launch ends.
+//! Loops that build an atomic out of `atom.cas` begin with a plain read; the value may be stale, which the swap then
+//! detects. A warp that never swaps has used a possibly stale value: that is reported when the launch ends.
 
 use crate::{finding::Finding, machine::Machine, step::Step};
 
@@ -40,7 +40,7 @@ impl Step<'_, '_> {
 }
 
 impl Machine<'_> {
-    /// Reports what nobody excused.
+    /// Reports what was not excused.
     pub(crate) fn report_deferred(&mut self) {
         for finding in std::mem::take(&mut self.deferred).into_iter().flat_map(|d| d.findings) {
             self.findings.add(finding);

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt};
 
-/// What kind of fault.
+/// The kind of fault.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[non_exhaustive]
 pub enum FindingKind {
@@ -76,7 +76,7 @@ pub enum FindingKind {
     Undrained,
     /// Shared memory of a CTA that may have ended is used by another one of the cluster.
     EndedPeer,
-    /// Nobody can go on.
+    /// No warp can make progress.
     Deadlock,
     /// `trap` was executed.
     Trap,
@@ -91,7 +91,7 @@ pub enum FindingKind {
 /// How much a finding weighs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Severity {
-    /// Counted, worth a look, not wrong by itself.
+    /// Counted, worth a look, but not wrong in itself.
     Note,
     /// Wrong.
     Error,

@@ -1,4 +1,4 @@
-//! A launch from outside: buffers in, outcome out. Checks the arguments, places the memory, runs the machine.
+//! The public launch: buffers in, outcome out. Checks the arguments, lays out memory, runs the machine.
 
 use crate::{
     counters::Counters,
@@ -112,7 +112,7 @@ impl Launch<'_> {
         self.run_while(options, &|| true)
     }
 
-    /// Simulates the launch as long as `going` says so, which is asked several times a second.
+    /// Simulates the launch while `going`, polled several times a second, is true.
     pub fn run_while(
         self,
         options: &Options,

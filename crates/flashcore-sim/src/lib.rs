@@ -50,7 +50,7 @@
 //! | `machine`, `schedule`, `engine` | who runs next; asynchronous work in flight |
 //! | `step/` | what each micro-operation does, one file for each family |
 //! | `warp`, `calls`, `regfile`, `cta`, `mbarrier`, `named`, `memory/` | state |
-//! | `check/` | vector clocks, shadows, the rules by which accesses are judged |
+//! | `check/` | vector clocks, shadows, the rules for accesses |
 //! | `numeric/` | numbers bit for bit |
 #![forbid(unsafe_code)]
 

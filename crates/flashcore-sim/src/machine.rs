@@ -31,7 +31,7 @@ pub(crate) struct Context<'m> {
     pub(crate) params: Vec<u8>,
     /// Source lines.
     pub(crate) provenance: Option<&'m Provenance>,
-    /// Asked now and then: whether to go on.
+    /// Polled now and then: whether to continue.
     pub(crate) going: &'m (dyn Fn() -> bool + Sync),
     /// Reads that runs before have met with a write.
     pub(crate) suspects: Suspects,
@@ -78,15 +78,15 @@ pub(crate) struct Machine<'m> {
     next_cluster: u32,
     /// The clusters that run here end before this one.
     end: u32,
-    /// `steps` when the caller is asked next whether to go on.
+    /// `steps` at the next poll of whether to continue.
     ask_at: u64,
-    /// Where everybody stood when nobody could go on, and when something last had happened.
+    /// Where every warp was when none could make progress, and when something last happened.
     stuck: (u64, Vec<Split>),
 }
 
 /// Instructions without visible effect after which the launch counts as stuck, for each resident warp.
 const SPIN_LIMIT: u64 = 20_000;
-/// Instructions between two questions whether to go on: a fraction of a second.
+/// Instructions between two polls of whether to continue: a fraction of a second.
 const ASK_EVERY: u64 = 1 << 17;
 
 impl<'m> Machine<'m> {
@@ -227,7 +227,7 @@ impl<'m> Machine<'m> {
         site.source.map_or_else(|| site.text.clone(), |source| format!("{} ({source})", site.text))
     }
 
-    /// Lets every `try_wait` give up, as it does after a while. False if that was tried before and changed nothing.
+    /// Makes every `try_wait` time out, as it does after a while. False if that was tried before and changed nothing.
     fn time_out(&mut self) -> bool {
         let standing = self.warps.iter().flat_map(|w| w.splits.iter().copied()).collect();
         let state = (self.last_effect, standing);

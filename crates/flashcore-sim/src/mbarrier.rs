@@ -85,7 +85,7 @@ impl Mbarrier {
         Ok(self.try_complete())
     }
 
-    /// As [`arrive`](Self::arrive), but from the next phase on fewer arrivals are expected.
+    /// Like [`arrive`](Self::arrive), but from the next phase on fewer arrivals are expected.
     pub(crate) fn arrive_drop(&mut self, count: u32, released: Option<&Knowledge>) -> Result<bool, Fault> {
         self.expected -= i64::from(count);
         if self.expected < 0 { Err(Fault::OverArrival) } else { self.arrive(count, released) }

@@ -43,7 +43,7 @@ impl Schedule {
 pub enum Timing {
     /// When they are issued.
     Early,
-    /// When nobody can go on without them, or somebody waits for them.
+    /// When no warp can continue without them, or one waits for them.
     #[default]
     Late,
     /// At random, in any order that the ISA allows.

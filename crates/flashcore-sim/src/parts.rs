@@ -1,7 +1,7 @@
-//! A grid on all cores: parts of it, each on a copy of global memory, where CTAs have nothing to do with each other.
+//! A grid on all cores: parts of it, each on a copy of global memory, if CTAs are independent of each other.
 //!
-//! Whether they have is seen afterwards: if one part has written what another has touched, nothing of it counts, and the
-//! grid runs again in one piece. Called by `launch.rs`. How a grid is cut depends on no machine, and so no outcome does.
+//! That is checked afterwards: if one part wrote what another touched, the results are discarded, and the grid runs
+//! again in one piece. Called by `launch.rs`. How a grid is split, and so the outcome, depends on no machine.
 
 use crate::{
     error::SimError,

@@ -1,4 +1,4 @@
-//! The registers of one warp, with what the checkers know of each: written or not, in flight, touched since when.
+//! The registers of one warp, with what the checkers know about each: written or not, in flight, last touched.
 
 use crate::program::{Lanes, Reg, RegisterCounts};
 use std::{array::from_fn, collections::BTreeMap};
@@ -35,7 +35,7 @@ struct State {
     undefined: bool,
 }
 
-/// The registers of one function, of one lane: those of an unfinished call while another is under way.
+/// The registers of one function, of one lane: those of an unfinished call while another runs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SavedLane {
     narrow: Vec<(u32, bool)>,
@@ -73,11 +73,11 @@ pub(crate) struct Origin {
 /// Why a value means nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Cause {
-    /// A register, or local memory, that nobody wrote.
+    /// A register, or local memory, that was never written.
     Register,
-    /// Shared memory that nobody wrote.
+    /// Shared memory that was never written.
     Shared,
-    /// Global memory that somebody else writes, without order.
+    /// Global memory written by others, unordered.
     Race,
 }
 
@@ -149,12 +149,12 @@ impl RegFile {
         lanes_of(lanes).for_each(|lane| own[lane] = other.unwrap_or(&flipped)[lane]);
     }
 
-    /// What the register would hold if what nobody wrote were something else.
+    /// What the register would hold if the unwritten input were different.
     pub(crate) fn other(&self, reg: Reg) -> Lanes {
         self.others.get(&reg).copied().unwrap_or_else(|| self.flipped(reg))
     }
 
-    /// Every bit of a register turned round.
+    /// Every bit of a register flipped.
     fn flipped(&self, reg: Reg) -> Lanes {
         let all = match reg {
             Reg::Wide(_) => u64::MAX,

@@ -1,4 +1,4 @@
-//! The seeded generator behind every random choice (SplitMix64), so that a run can be repeated.
+//! The seeded generator for every random choice (SplitMix64), so that a run can be repeated.
 
 /// A generator of pseudo-random numbers.
 #[derive(Clone, Debug)]

@@ -1,4 +1,4 @@
-//! Which warp runs next, for how long; and what is said when none can.
+//! Which warp runs next, for how long; and what is reported if none can.
 
 use crate::{
     finding::FindingKind,
@@ -9,7 +9,7 @@ use crate::{
 
 /// Instructions a warp runs before another has its turn.
 const TURN: usize = 32;
-/// Under priority schedules, every so many turns go round-robin, so that polling warps starve nobody.
+/// Under priority schedules, every so many turns go round-robin, so polling warps starve no other.
 const FAIRNESS: u64 = 16;
 
 impl Machine<'_> {
@@ -60,7 +60,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Says that nobody can go on, and what each waits for.
+    /// Reports that no warp can continue, and what each waits for.
     pub(crate) fn report_stuck(&mut self) {
         let mut waits = Vec::new();
         let mut blame = None;

@@ -1,10 +1,10 @@
-//! Plain reads of global memory that race with a write, and whether anybody uses what they gave.
+//! Plain reads of global memory that race with a write, and whether their values are used.
 //!
-//! Compilers let threads read what they do not need: where a block of Triton has fewer elements than threads, several
-//! threads read an element and one of them writes it back. Such a read is no fault unless its value is stored, leads to an
-//! address or decides where to go. If the write came first, the value means nothing from then on, and whoever uses it
-//! is told. If the read came first, its value may be used already when the write is met: the read is a suspect, and the
-//! launch runs once more, just as before, with what suspects read meaning nothing.
+//! Compilers let threads read what they do not need: if a Triton block has fewer elements than threads, several threads
+//! read an element and one of them writes it back. Such a read is harmless unless its value is stored, used in an address,
+//! or decides a branch. If the write came first, the value is undefined from then on, and any use is reported. If the read
+//! came first, its value may already have been used when the write happens: the read is a suspect, and the launch runs
+//! once more, exactly as before, with values of suspects undefined.
 
 use crate::{check::clock::AgentKind, machine::Machine, step::Step};
 use std::collections::BTreeSet;
@@ -29,7 +29,7 @@ impl Step<'_, '_> {
         words(address, len).any(|word| suspects.contains(&(reader, word)))
     }
 
-    /// The read raced: it is told where its value is used.
+    /// The read raced: it is reported where its value is used.
     pub(crate) fn tolerate(&mut self, address: u64, writer: &str) {
         let what = self.machine.global.describe(address);
         let text = format!("read of global memory written by {writer}, without order between: {what}");

@@ -1,7 +1,7 @@
-//! Tensor maps: what 128 bytes of memory stand for, and boxes of the tensor as rows of bytes.
+//! Tensor maps: what their 128 bytes mean, and boxes of the tensor as rows of bytes.
 //!
-//! What the bytes of a `CUtensorMap` mean is not public; these are laid out in a way of their own. Kernels copy them, and
-//! change them field by field (`tensormap.replace`).
+//! The layout of a `CUtensorMap` is not public; these have a layout of their own. Kernels copy them, and change them
+//! field by field (`tensormap.replace`).
 
 use flashcore_ptx::{
     launch::TensorMapSpec,

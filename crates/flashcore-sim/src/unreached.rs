@@ -1,6 +1,6 @@
 //! Notes about code that cannot be simulated and was not reached: a clean launch says nothing about it.
 //!
-//! Called by `launch.rs` when a launch has come to its end.
+//! Called by `launch.rs` at the end of a launch.
 
 use crate::{
     finding::{Finding, FindingKind},

@@ -9,7 +9,7 @@ use crate::{
 };
 use std::collections::{BTreeMap, VecDeque};
 
-/// Why lanes cannot go on.
+/// Why lanes cannot continue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Wait {
     /// They can.
@@ -65,7 +65,7 @@ impl Groups {
         done
     }
 
-    /// Somebody else waits for all that the lane has issued.
+    /// Another warp waits for everything the lane has issued.
     pub(crate) const fn hand_over(&mut self, lane: usize) {
         self.waited[lane] = self.used[lane];
     }
@@ -113,7 +113,7 @@ pub(crate) struct Warp {
     pub(crate) registers: RegFile,
     /// Local memory, lane by lane.
     pub(crate) local: Vec<u8>,
-    /// Bytes of it that somebody wrote.
+    /// Bytes of it that were written.
     pub(crate) local_written: Written,
     /// Where what was stored there came from, if it meant nothing.
     pub(crate) local_origins: BTreeMap<usize, Origin>,

@@ -1,4 +1,4 @@
-//! A result in logical order, as f64: what the oracle makes, what the yardstick makes, what a backend made.
+//! A result in logical order, as f64: of the oracle, of the yardstick, of a backend.
 
 use std::{fmt, ops::Range};
 
@@ -6,7 +6,7 @@ use flashcore_core::{Data, Instance, Problem, Sequences};
 
 use crate::values;
 
-/// Which rows of each head are looked at: all of them or every n-th.
+/// Which rows of each head are checked: all of them or every n-th.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rows {
     step: usize,

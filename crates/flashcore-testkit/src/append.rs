@@ -1,6 +1,6 @@
-//! New rows of a cache: cases as data, the oracle in f64, and one check that every backend goes through.
+//! New rows of a cache: cases as data, the oracle in f64, and one check for every backend.
 //!
-//! Rows of the cache that nobody appends to hold values of their own, which must stay, bit for bit.
+//! Rows of the cache that are not appended to hold values that must stay unchanged, bit for bit.
 
 use std::{fmt, ops::Range};
 
@@ -22,9 +22,9 @@ use crate::{
 /// Where rows go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum To {
-    /// Behind what a padded cache of so many rows holds.
+    /// After the contents of a padded cache of so many rows.
     Cache(usize),
-    /// Behind what pages of so many rows hold.
+    /// After the contents of pages of so many rows.
     Pages(usize),
     /// To slots in pages of so many rows.
     Slots(usize),
@@ -320,7 +320,7 @@ impl<T: Element, C: Element> Bench<T, C> {
         wrong.or_else(queries)
     }
 
-    /// What a row should be, turned in f64.
+    /// What a row should be, rotated in f64.
     fn put(&self, to: &mut Expected, start: usize, row: &[T], rotary: Option<Rotary>, position: usize) {
         let exact: Vec<f64> = row.iter().map(|x| f64::from(x.to_f32())).collect();
         to.values[start..start + row.len()].copy_from_slice(&exact);

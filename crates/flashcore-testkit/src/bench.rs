@@ -1,4 +1,4 @@
-//! One case in memory: its tensors amid guard bands, ready to be run on any backend as often as one likes.
+//! One case in memory: its tensors between guard bands, ready to run on any backend any number of times.
 //!
 //! [`crate::suite`] and [`crate::properties`] build benches; a bench calls the backend and the oracle.
 

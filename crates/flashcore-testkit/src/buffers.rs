@@ -1,4 +1,4 @@
-//! Host tensors with guard bands: they show what was never written and what should not have been.
+//! Host tensors with guard bands: they show missing writes and stray writes.
 //!
 //! [`crate::suite`] makes all of a call's tensors here. Everything outside a tensor's rows (guards before and after,
 //! gaps between rows) holds a fill pattern that must survive the call.

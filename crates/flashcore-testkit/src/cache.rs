@@ -1,8 +1,8 @@
 //! Queries of 16 bits over keys and values of E4M3, on any backend: the cases of attention with their keys quantised.
 //!
-//! The oracle is f64 on what the bytes and factors say, so that a verdict is about the backend alone; the yardstick and
-//! the error rule are those of the queries' type. Factors differ from sequence to sequence, also where those share pages,
-//! and what no sequence uses is NaN.
+//! The oracle is f64 on the quantised bytes and factors, so that a verdict is only about the backend; the yardstick and
+//! the error rule are those of the queries' type. Factors differ from sequence to sequence, also if those share pages,
+//! and unused elements are NaN.
 
 use flashcore_core::{
     Backend, DType, Data, Dims, E4M3, Element, Factors, HostCall, Instance, Layout, Lengths, Mask, Problem,
@@ -287,7 +287,7 @@ fn base(numbers: &[f32]) -> f32 {
     largest / E4M3::MAX
 }
 
-/// A factor between those of heads, which nobody may use.
+/// A factor between those of heads, which must not be used.
 const NOBODYS: f32 = 1e30;
 
 /// Factors about as large as `bases`.

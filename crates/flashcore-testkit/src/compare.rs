@@ -2,14 +2,14 @@
 //!
 //! A result passes if its largest error is at most twice (with softcap three times) that of the plain computation in
 //! the tensors' own precision, plus twice the rounding noise of that precision; its mean error likewise; if its LSE
-//! is within 1e-3 and 4 ulp; if it has no NaN or Inf where the oracle has none; and if rows that see nothing are
+//! is within 1e-3 and 4 ulp; if it has no NaN or Inf where the oracle has none; and if rows that see no key are
 //! exactly zero with LSE −∞.
 //!
-//! Where there are few elements, or in f32, the yardstick may by luck have next to no error. No result is therefore
-//! asked to be nearer than one unit in the last place of its type plus what f32 arithmetic does to the weights; with
-//! more than a handful of elements in f16 and bf16 the yardstick allows more than that anyway. Gradients of a row move
-//! together with its row sum, so that few are independent: four standard deviations of what rounding does are always
-//! allowed, two of the mean.
+//! With few elements, or in f32, the yardstick may by luck have almost no error. So no result need be closer than
+//! one unit in the last place of its type plus the effect of f32 arithmetic on the weights; with more than a handful
+//! of elements in f16 and bf16 the yardstick allows more than that anyway. Gradients of a row are correlated through
+//! its row sum, so few are independent: four standard deviations of rounding error are always allowed, two for the
+//! mean.
 //!
 //! [`crate::suite`], [`crate::properties`] and the command line call this.
 

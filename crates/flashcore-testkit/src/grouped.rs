@@ -1,6 +1,6 @@
-//! Grouped products: cases as data, the oracle in f64, and one check that every backend goes through.
+//! Grouped products: cases as data, the oracle in f64, and one check for every backend.
 //!
-//! What no group reads holds NaN, and so does everything between rows. The order of the checks is that of
+//! Elements that no group reads are NaN, and so is everything between rows. The order of the checks is that of
 //! [`crate::suite::Step`]; the error rule is that of [`crate::compare`], with sums in f32 as its yardstick.
 
 use std::fmt;
@@ -22,7 +22,7 @@ use crate::{
     values,
 };
 
-/// Elements after a factor that nobody may read.
+/// Elements after a factor that must not be read.
 const TAIL: usize = 64;
 
 /// Where groups end, relative to what is divided among them.
@@ -32,9 +32,9 @@ pub enum Ends {
     Random,
     /// All of it to one group.
     OneGroup,
-    /// Some of it to nobody.
+    /// Some of it to no group.
     Short,
-    /// Nothing to anybody.
+    /// Nothing to any group.
     Nothing,
     /// Negative numbers, numbers beyond the end, and ends before earlier ones.
     Wild,

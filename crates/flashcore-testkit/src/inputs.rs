@@ -1,4 +1,4 @@
-//! What the tensors of a case hold and how they lie in memory.
+//! The contents of a case's tensors and their layout in memory.
 
 use flashcore_core::{Dims, Layout, ProblemError};
 
@@ -15,7 +15,7 @@ pub enum Inputs {
     Normal,
     /// As in a kind of data.
     Of(Kind),
-    /// All keys of a head are the same, so that every visible key weighs the same.
+    /// All keys of a head are equal, so every visible key has the same weight.
     EqualKeys,
     /// Scores of exactly ±60000 (with scale 1 and dim 64).
     Sixty,

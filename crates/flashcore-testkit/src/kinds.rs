@@ -1,4 +1,4 @@
-//! Kinds of data that kernels are judged on, for error and for time. N(0, 1) alone flatters a kernel: no row of it is
+//! Kinds of data that kernels are judged on, for error and for time. N(0, 1) alone flatters a kernel: no row is
 //! peaked, and no running maximum moves for long.
 //!
 //! `bench --suite kinds`, `--kind` and the cases of [`Tag::Kinds`](crate::Tag::Kinds) draw from here.
@@ -24,7 +24,7 @@ pub enum Kind {
     Sink,
     /// Values around 3: what the weights' rounding does to a sum no longer cancels.
     Mean,
-    /// Keys that grow towards the first: whoever begins with the last key finds larger scores all along.
+    /// Keys that grow towards the first: a kernel that starts with the last key finds ever larger scores.
     Drift,
 }
 

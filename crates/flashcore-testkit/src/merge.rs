@@ -1,7 +1,7 @@
-//! Merging partial results: cases as data, the oracle in f64, and one check that every backend goes through.
+//! Merging partial results: cases as data, the oracle in f64, and one check for every backend.
 //!
-//! Rows of parts that count for nothing hold NaN and Inf, and so does everything between rows. The order of the checks is
-//! that of [`crate::suite::Step`].
+//! Rows of parts that contribute nothing hold NaN and Inf, and so does everything between rows. The order of the checks
+//! is that of [`crate::suite::Step`].
 
 use std::fmt;
 
@@ -182,7 +182,7 @@ struct Inputs<'a, T> {
     lses: Vec<Vec<f32>>,
 }
 
-/// What a backend made of them.
+/// A backend's result.
 struct Run<O> {
     out: Buffer<O>,
     lse: Option<Buffer<f32>>,

@@ -29,7 +29,7 @@ impl Backend for NaiveBackend {
     }
 }
 
-/// Writes an answer to where the call wants it.
+/// Writes a result to the call's output.
 pub fn write(answer: &Answer, call: &mut HostCall<'_>) {
     let problem = call.problem();
     let (out, lse) = call.outputs();

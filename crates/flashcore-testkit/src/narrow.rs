@@ -1,7 +1,7 @@
 //! Attention of E4M3 tensors with factors, on any backend: quantised inputs, the oracle on what was quantised, and bars.
 //!
 //! The oracle is f64 on the quantised numbers, so that a verdict says what the backend itself adds. The yardstick rounds
-//! probabilities to E4M3 as a kernel does ([`crate::plain`]). Named shapes have an absolute bar besides.
+//! probabilities to E4M3 as a kernel does ([`crate::plain`]). Named shapes also have an absolute bound.
 
 use flashcore_core::{
     Backend, DType, Data, DataMut, Dims, E4M3, Element, Factors, HostCall, Instance, Layout, Lengths, Mask,
@@ -259,7 +259,7 @@ impl Bench {
         Ok(Self { problem, values, qkv })
     }
 
-    /// The same with values that are turned, where such can be.
+    /// The same with transposed values, if supported.
     fn turned(&self) -> Result<Option<Self>, Trouble> {
         let Self { problem, values, qkv } = self;
         let v = problem.v();
@@ -292,7 +292,7 @@ impl Bench {
         Ok((out, lse))
     }
 
-    /// What should come out, and what a decent computation makes of it.
+    /// The expected result, and the yardstick's.
     fn expected(&self) -> (Answer, Answer) {
         let inputs = self.qkv.each_ref().map(|data| Data::E4M3(data));
         let both = [plain::reference, plain::yardstick].map(|plain| {

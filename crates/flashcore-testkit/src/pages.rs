@@ -1,4 +1,4 @@
-//! Keys in pages: cases of them, and the same problem with every sequence's keys together, which the oracle computes.
+//! Keys in pages: cases, and the same problem with every sequence's keys contiguous, which the oracle computes.
 
 use flashcore_core::{DType, Data, Dims, Instance, Layout, Lengths, PageTable, Problem, Spec, Values};
 
@@ -26,7 +26,7 @@ impl Paging {
     }
 }
 
-/// Numbers that stand in a table where nobody may look.
+/// Numbers in table entries that must not be read.
 const GARBAGE: [i32; 4] = [-1, i32::MAX, i32::MIN, 1 << 20];
 
 impl Case {

@@ -1,8 +1,8 @@
 //! Laws of attention that hold whatever the numbers are, over any backend.
 //!
-//! Most laws say that two problems have the same answer: one is run, the other is what the oracle computes, so that
-//! neither side can be wrong in the same way as the other. Bitwise laws compare two runs. Tests of every backend and
-//! `flashcore verify` go through [`ALL`].
+//! Most laws say that two problems have the same result: one is run, the oracle computes the other, so the two
+//! cannot be wrong in the same way. Bitwise laws compare two runs. Tests of every backend and `flashcore verify` go
+//! through [`ALL`].
 
 pub(crate) mod dropout;
 pub(crate) mod pages;
@@ -108,7 +108,7 @@ fn expect<T: Element>(got: &Answer, case: &Case, values: &Values, seed: u64) -> 
     verdict.reason.map_or(Ok(()), |reason| Err(broken(reason)))
 }
 
-/// Demands equal bits of two answers of the same extents.
+/// Requires equal bits of two results of the same extents.
 pub(crate) fn expect_same_bits(a: &Answer, b: &Answer) -> Result<(), Outcome> {
     let differ = |a: &[f64], b: &[f64]| a.iter().zip(b).position(|(a, b)| a.to_bits() != b.to_bits());
     let in_lse = differ(&a.lse, &b.lse).map(|row| row * a.grid.dim);

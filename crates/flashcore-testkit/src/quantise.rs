@@ -1,7 +1,7 @@
-//! Tensors rounded to 8 bits: cases as data, means and factors in f64, and one check that every backend goes through.
+//! Tensors rounded to 8 bits: cases as data, means and factors in f64, and one check for every backend.
 //!
-//! A number is right if no float is nearer to it than the one it became, but for what f32 rounds on the way. Rows that are
-//! not used hold NaN and must become zeros.
+//! A result is right if no float is nearer to the exact value, up to f32 rounding on the way. Unused rows hold NaN and
+//! must become zeros.
 
 use std::fmt;
 
@@ -46,7 +46,7 @@ pub struct Case {
     pub centred: bool,
     /// Whether batch entries use a part of their rows.
     pub used: bool,
-    /// Whether the result is turned.
+    /// Whether the result is transposed.
     pub turned: bool,
     pub numbers: Numbers,
 }

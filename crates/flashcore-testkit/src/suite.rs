@@ -13,7 +13,7 @@ use crate::{
     compare::{Reason, Rule, Verdict},
 };
 
-/// What is looked at, in this order.
+/// What is checked, in this order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[non_exhaustive]
 pub enum Step {

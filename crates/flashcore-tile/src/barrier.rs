@@ -98,8 +98,8 @@ impl Builder {
         self.emit(Op::BarrierClusterArrive, &[Mod::Release, Mod::Aligned], []);
     }
 
-    /// As [`arrive_cluster`](Self::arrive_cluster), but publishes nothing: for what is ordered by other means. Publishing
-    /// to a cluster costs a fence of the whole GPU.
+    /// Like [`arrive_cluster`](Self::arrive_cluster), but publishes nothing: for what is ordered by other means.
+    /// Publishing to a cluster costs a fence of the whole GPU.
     #[track_caller]
     pub fn arrive_cluster_relaxed(&mut self) {
         self.require("barrier.cluster", Scope::Warp);
@@ -119,7 +119,7 @@ impl Builder {
         self.emit(Op::Griddepcontrol, &[Mod::Wait], []);
     }
 
-    /// Lets the next kernel in the stream start.
+    /// Allows the next kernel in the stream to start.
     #[track_caller]
     pub fn launch_dependents(&mut self) {
         self.emit(Op::Griddepcontrol, &[Mod::LaunchDependents], []);
@@ -146,7 +146,7 @@ impl Mbarrier {
         Self { at: self.at.at(MBARRIER_BYTES * number) }
     }
 
-    /// As [`nth`](Self::nth), with a number that is not known before the kernel runs.
+    /// Like [`nth`](Self::nth), with a number that is not known before the kernel runs.
     #[track_caller]
     pub fn number(self, b: &mut Builder, number: Reg<U32>) -> Self {
         let bytes = b.mul(number, MBARRIER_BYTES);
@@ -205,7 +205,7 @@ impl Mbarrier {
         self.wait_seeing(b, parity, &[]);
     }
 
-    /// As [`wait`](Self::wait), where the phase tells of stores by other CTAs of the cluster.
+    /// Like [`wait`](Self::wait), where the phase tells of stores by other CTAs of the cluster.
     #[track_caller]
     pub fn wait_for_peers(self, b: &mut Builder, parity: impl Into<Expr<U32>>) {
         let parity = b.arg(parity);

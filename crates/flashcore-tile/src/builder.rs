@@ -1,6 +1,6 @@
 //! The builder: collects the instructions of one kernel, the Rust line of each, and every fault.
 //!
-//! Kernels call its methods, which live beside the things they are about: arithmetic in `scalar`, branches in
+//! Kernels call its methods, which are grouped by subject: arithmetic in `scalar`, branches in
 //! `control`, memory in `memory`, barriers in `barrier`, matrices in `wgmma` and `mma`. All of them end in
 //! [`Builder::emit`], which checks the instruction against the table of `flashcore-ptx`.
 

@@ -1,7 +1,7 @@
 //! Structured control flow: blocks that run under a condition, and loops.
 //!
-//! A block under a per-thread condition knows that its threads may have parted, and refuses what must be executed
-//! together; [`Uniform`] conditions keep a warp, a warpgroup or a CTA together.
+//! A block under a per-thread condition knows that its threads may have diverged, and refuses convergent
+//! instructions; [`Uniform`] conditions keep a warp, a warpgroup or a CTA together.
 
 use std::marker::PhantomData;
 
@@ -126,8 +126,8 @@ impl Builder {
         self.leave(around);
     }
 
-    /// As [`do_while`](Self::do_while), with a value that goes round: it must come back in the registers, and with
-    /// the matrix groups in flight, with which it entered.
+    /// Like [`do_while`](Self::do_while), with a value that goes round: it must come back in the registers, and
+    /// with the matrix groups in flight, with which it entered.
     #[track_caller]
     pub fn do_while_carrying<S: UniformScope, C: Carried>(
         &mut self,
@@ -211,7 +211,7 @@ impl Builder {
         around
     }
 
-    /// Ends a block, which must leave as many matrix groups in flight as it found.
+    /// Ends a block, which must have as many matrix groups in flight as at its start.
     #[track_caller]
     fn leave(&mut self, around: Around) {
         self.converged = around.converged;

@@ -1,6 +1,6 @@
-//! Copies of a few bytes per thread from global to shared memory that run on their own (`cp.async`, sm_80 on).
+//! Asynchronous copies of a few bytes per thread from global to shared memory (`cp.async`, sm_80 on).
 //!
-//! Copies are gathered into groups; waiting for groups makes them visible to the waiting thread alone, so that a
+//! Copies are gathered into groups; waiting for groups makes them visible only to the waiting thread, so a
 //! barrier must follow before other threads read them.
 
 use flashcore_ptx::{
@@ -69,7 +69,7 @@ impl Builder {
         self.emit(Op::CpAsyncCommitGroup, &[], []);
     }
 
-    /// Waits until at most `pending` of this thread's youngest groups are under way.
+    /// Waits until at most `pending` of this thread's youngest groups are in flight.
     #[track_caller]
     pub fn wait_copies(&mut self, pending: u32) {
         self.emit(Op::CpAsyncWaitGroup, &[], [Operand::int(i64::from(pending))]);

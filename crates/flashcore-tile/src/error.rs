@@ -1,4 +1,4 @@
-//! What can go wrong while a program is built, with the Rust line that did it.
+//! Errors while a program is built, with the Rust line at fault.
 
 use std::{fmt, panic::Location};
 
@@ -35,7 +35,7 @@ pub enum FaultKind {
     /// The instruction table knows no such form.
     #[error("{0}")]
     Form(String),
-    /// An instruction that threads must execute together stands where they may have parted.
+    /// An instruction that threads must execute together is where they may have diverged.
     #[error("{what} must be executed by a whole {needed}, but control is only {here}-uniform here")]
     Divergent {
         /// The instruction.
@@ -97,7 +97,7 @@ pub enum FaultKind {
     /// A thread count that barriers cannot take.
     #[error("a barrier for {threads} threads: the count must be a multiple of 32, at most {block}")]
     BarrierCount {
-        /// Threads asked for.
+        /// Requested threads.
         threads: u32,
         /// Threads that execute it.
         block: u32,
@@ -132,7 +132,7 @@ pub enum FaultKind {
     /// A thread count that no CTA has.
     #[error("a CTA has from 1 to 1024 threads, not {threads}")]
     Threads {
-        /// Threads asked for.
+        /// Requested threads.
         threads: u32,
     },
     /// An instruction for whole warps or warpgroups in a CTA that has a part of one.
@@ -148,7 +148,7 @@ pub enum FaultKind {
     /// A cluster that the target cannot have.
     #[error("a cluster of {ctas} CTAs for {target}: sm_90 and later have clusters of 1 to 16")]
     Cluster {
-        /// CTAs asked for.
+        /// Requested CTAs.
         ctas: u32,
         /// The target.
         target: flashcore_ptx::target::Target,
@@ -163,7 +163,7 @@ pub enum FaultKind {
         /// The largest count.
         most: u32,
     },
-    /// Shared memory that nobody reserved.
+    /// Shared memory that was not reserved.
     #[error("byte {offset} of shared memory is used, but only {reserved} are reserved before this line")]
     NotReserved {
         /// The byte.
@@ -174,7 +174,7 @@ pub enum FaultKind {
     /// An alignment that shared memory does not have.
     #[error("an alignment must be a power of two, at most {most}, not {align}")]
     Align {
-        /// What was asked for.
+        /// What was requested.
         align: u32,
         /// The largest there is.
         most: u32,

@@ -1,8 +1,8 @@
 //! Expressions over registers: arithmetic that reads as arithmetic.
 //!
 //! Operators on [`Reg`], [`Val`] and [`Expr`] build a tree and emit nothing; [`Builder::let_`](crate::Builder::let_), and
-//! every method that takes a value, evaluate it depth first, from left to right. An expression is used once: what is
-//! needed twice is named by `let_`, so that no instruction is emitted twice by accident. Registers are read when an
+//! every method that takes a value, evaluate it depth first, left to right. An expression can be used once: name it with
+//! `let_` if it is needed twice, so that no instruction is emitted twice by accident. Registers are read when an
 //! expression is evaluated, not when it is written.
 //!
 //! ```
@@ -15,7 +15,7 @@
 //! }
 //! ```
 //!
-//! Two forms are chosen by what they cost: an integer product that something is added to becomes one `mad`, and unsigned
+//! Two forms are chosen by cost: an integer product plus an addend becomes one `mad`, and unsigned
 //! division by a constant power of two a shift or a mask.
 
 use std::{
@@ -34,7 +34,7 @@ use crate::{
     value::{B16, B32, Bits, F32, Integer, Number, Pred, Reg, S32, Type, U32, U64, Val},
 };
 
-/// What is made of two values of one type; the result has that type too, but that of `MulWide`.
+/// Operators on two values of one type; the result has that type too, except that of `MulWide`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Binary {
     Add,

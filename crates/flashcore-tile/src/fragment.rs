@@ -1,4 +1,4 @@
-//! Matrix tiles in registers, as `mma.sync` and `wgmma` lay them out.
+//! Matrix tiles in registers, in the layout of `mma.sync` and `wgmma`.
 //!
 //! Both use one layout: a warp holds 16 rows, a thread holds values of two of them, eight rows apart, in pairs of
 //! neighbouring columns. Code over accumulators (softmax, masks, epilogue) therefore serves both.

@@ -1,8 +1,8 @@
 //! A typed language of tiles, pipelines and warp roles that builds PTX.
 //!
 //! A kernel is a Rust function over a [`Builder`]. What the language adds to PTX exists only while the program is
-//! built: types, scopes of agreement, tokens for matrix products in flight, pipelines. Out comes a [`Program`]: PTX
-//! text and a way to launch it, both plain data. `docs/writing-a-kernel.md` walks through a whole kernel.
+//! built: types, scopes of agreement, tokens for matrix products in flight, pipelines. The result is a [`Program`]:
+//! PTX text and how to launch it, both plain data. `docs/writing-a-kernel.md` walks through a whole kernel.
 //!
 //! | concept | type | what it prevents |
 //! | --- | --- | --- |

@@ -1,4 +1,4 @@
-//! From expressions to instructions: depth first, from left to right, one instruction for each operator.
+//! From expressions to instructions: depth first, left to right, one instruction per operator.
 
 use std::iter::once;
 

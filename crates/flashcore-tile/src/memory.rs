@@ -214,8 +214,8 @@ impl Builder {
         dst
     }
 
-    /// As [`atomic_add`](Self::atomic_add), ordered over the whole GPU: what this thread knows to be written is visible to
-    /// whoever adds after it, and what those before it knew is visible to this thread.
+    /// Like [`atomic_add`](Self::atomic_add), ordered over the whole GPU: what this thread knows to be written is visible
+    /// to whoever adds after it, and what those before it knew is visible to this thread.
     #[track_caller]
     pub fn atomic_add_ordered(&mut self, at: impl Into<Global>, value: impl Into<Expr<U32>>) -> Reg<U32> {
         let value = self.arg(value);
@@ -233,7 +233,7 @@ impl Builder {
         self.emit(Op::Red, &mods, [at.into().operand(), group(values.map(Reg::operand).into())]);
     }
 
-    /// Brings the line around an address of global memory to L2, for who reads it later.
+    /// Prefetches the line around an address of global memory to L2, for a later read.
     #[track_caller]
     pub fn prefetch_global(&mut self, at: impl Into<Global>) {
         self.emit(Op::Prefetch, &[Mod::Global, Mod::L2], [at.into().operand()]);
@@ -253,7 +253,7 @@ impl Builder {
     }
 
     /// Writes a number to global memory for those who [wait](Self::wait_above) for it. It is not ordered with what this
-    /// thread wrote before: an order would have to wait for all that is under way, which takes as long as memory does.
+    /// thread wrote before: an order would have to wait for all that is in flight, which takes as long as memory does.
     #[track_caller]
     pub fn tell(&mut self, at: impl Into<Global>, value: impl Into<Expr<U32>>) {
         let value = self.arg(value);

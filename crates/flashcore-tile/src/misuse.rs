@@ -1,7 +1,7 @@
 //! Kernels that do not compile: the mistakes that types prevent.
 //!
-//! For each group one block is right; those after it differ in one thing and must not compile. What types cannot tell
-//! is refused by [`Builder::finish`](crate::Builder::finish); see `tests/misuse`.
+//! In each group the first block is correct; the others differ from it in one thing and must not compile. Mistakes
+//! that types cannot catch are rejected by [`Builder::finish`](crate::Builder::finish); see `tests/misuse`.
 //!
 //! ```
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
@@ -34,7 +34,7 @@
 //! # }
 //! ```
 //!
-//! Operators mix them no more than methods do:
+//! Nor do operators mix them:
 //!
 //! ```
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
@@ -117,7 +117,7 @@
 //! # }
 //! ```
 //!
-//! A condition is no number:
+//! A condition is not a number:
 //!
 //! ```compile_fail,E0277
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
@@ -129,7 +129,7 @@
 //! # }
 //! ```
 //!
-//! A number is no condition:
+//! A number is not a condition:
 //!
 //! ```compile_fail,E0308
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
@@ -151,7 +151,7 @@
 //! # }
 //! ```
 //!
-//! A shared address reads no global memory:
+//! A shared address cannot read global memory:
 //!
 //! ```compile_fail,E0277
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
@@ -162,7 +162,7 @@
 //! # }
 //! ```
 //!
-//! A global address reads no shared memory:
+//! A global address cannot read shared memory:
 //!
 //! ```compile_fail,E0277
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
@@ -184,7 +184,7 @@
 //! # }
 //! ```
 //!
-//! A condition of each lane is not uniform until it is shown to be:
+//! A per-lane condition is not uniform until it is shown to be:
 //!
 //! ```compile_fail,E0308
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
@@ -197,7 +197,7 @@
 //! # }
 //! ```
 //!
-//! Agreement is that of a warp, a warpgroup or a CTA:
+//! Only a warp, a warpgroup or a CTA can agree:
 //!
 //! ```compile_fail,E0277
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
@@ -235,7 +235,7 @@
 //! # }
 //! ```
 //!
-//! A product in flight is no tile:
+//! A product in flight is not a tile:
 //!
 //! ```compile_fail,E0599
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
@@ -248,7 +248,7 @@
 //! # }
 //! ```
 //!
-//! Its registers are gone until it is waited for:
+//! Its registers are unavailable until it is waited for:
 //!
 //! ```compile_fail,E0382
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
@@ -261,7 +261,7 @@
 //! # }
 //! ```
 //!
-//! It is waited for once:
+//! It can be waited for only once:
 //!
 //! ```compile_fail,E0382
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
@@ -275,7 +275,7 @@
 //! # }
 //! ```
 //!
-//! It feeds no other product:
+//! It cannot feed another product:
 //!
 //! ```compile_fail,E0308
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
@@ -288,7 +288,7 @@
 //! # }
 //! ```
 //!
-//! A tile cannot be copied past that:
+//! Nor can a tile be copied to get around that:
 //!
 //! ```compile_fail,E0599
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
@@ -324,7 +324,7 @@
 //! # }
 //! ```
 //!
-//! A fragment in flight is not overwritten:
+//! A fragment in flight cannot be overwritten:
 //!
 //! ```compile_fail,E0382
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
@@ -350,7 +350,7 @@
 //! # }
 //! ```
 //!
-//! A named barrier is no number:
+//! A named barrier is not a number:
 //!
 //! ```compile_fail,E0308
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
@@ -362,7 +362,7 @@
 //! # }
 //! ```
 //!
-//! An mbarrier is no named barrier:
+//! An mbarrier is not a named barrier:
 //!
 //! ```compile_fail,E0308
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
@@ -374,7 +374,7 @@
 //! # }
 //! ```
 //!
-//! An offset is no mbarrier:
+//! An offset is not an mbarrier:
 //!
 //! ```compile_fail,E0599
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
@@ -400,7 +400,7 @@
 //! # }
 //! ```
 //!
-//! A kernel is finished once:
+//! A kernel can be finished only once:
 //!
 //! ```compile_fail,E0382
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
@@ -415,7 +415,7 @@
 //! # }
 //! ```
 //!
-//! Arguments are those of the parameters:
+//! Arguments must match the parameters:
 //!
 //! ```compile_fail,E0308
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};
@@ -431,7 +431,7 @@
 //! # }
 //! ```
 //!
-//! A name is checked before it is a name:
+//! A name must be checked first:
 //!
 //! ```compile_fail,E0308
 //! # use flashcore_ptx::{ident::Ident, layout::Swizzle, target::Target};

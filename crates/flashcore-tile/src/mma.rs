@@ -1,4 +1,4 @@
-//! Matrix products of one warp (`mma.sync`), and the way of their operands from shared memory (`ldmatrix`).
+//! Matrix products of one warp (`mma.sync`), and loading their operands from shared memory (`ldmatrix`).
 //!
 //! A lane's address in a swizzled tile is split once: [`MatrixRows`] is the part that depends on the lane,
 //! [`MatrixView`] adds the copy of the tile and holds one register per 16 columns of a slab, so that every load of a
@@ -40,7 +40,7 @@ pub enum MatrixOrder {
     ColumnsFirst,
 }
 
-/// Where one lane's rows lie in a tile, for `ldmatrix`.
+/// Where one lane's rows are in a tile, for `ldmatrix`.
 #[derive(Clone, Copy, Debug)]
 pub struct MatrixRows {
     tile: SmemTile,

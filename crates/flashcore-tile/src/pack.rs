@@ -1,4 +1,4 @@
-//! Several small numbers in one register: f32 rounded and packed, unpacked, and bytes put into another order.
+//! Several small numbers in one register: rounding and packing f32, unpacking, and permuting bytes.
 
 use flashcore_ptx::{
     inst::Operand,
@@ -33,7 +33,7 @@ impl Builder {
         dst
     }
 
-    /// As [`pack`](Self::pack), into an existing register.
+    /// Like [`pack`](Self::pack), into an existing register.
     #[track_caller]
     pub fn pack_into(
         &mut self,
@@ -194,7 +194,7 @@ impl Builder {
         self.op_into(dst, Op::Cvt, &mods, args);
     }
 
-    /// What packing two f16 at once is short for, where there is no such instruction.
+    /// The expansion of packing two f16 at once, where there is no such instruction.
     #[track_caller]
     fn pack_one_by_one(&mut self, dst: Reg<B32>, [high, low]: [Arg; 2]) {
         self.check_set(dst, high.scope.min(low.scope));

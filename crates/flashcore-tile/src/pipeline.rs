@@ -1,8 +1,8 @@
 //! A ring of shared-memory tiles between a producer and its consumers.
 //!
 //! Each stage has two mbarriers: `full`, on which the producer's copies complete, and `empty`, at which consumers
-//! arrive when they have read the tile. Both sides count tiles; stage and phase follow from the count, so that the
-//! two cannot disagree on them.
+//! arrive when they have read the tile. Both sides count tiles; stage and phase follow from the count, so the two
+//! sides cannot disagree.
 
 use std::panic::Location;
 
@@ -104,7 +104,7 @@ impl Stage {
         self.full.wait(b, self.parity);
     }
 
-    /// Consumer: gives the tile back; executed by the threads for which `who` holds.
+    /// Consumer: releases the tile; executed by the threads for which `who` holds.
     #[track_caller]
     pub fn release(&self, b: &mut Builder, who: Pred) {
         let author = Location::caller();

@@ -1,7 +1,7 @@
 //! Warp specialisation: one producer and several consumer warpgroups, each with its share of the registers.
 //!
-//! A producer that gives registers away must be a warpgroup, the first one; where all threads keep what the launch gave
-//! them, it is a single warp behind the consumers.
+//! A producer that gives up registers must be the first warpgroup; if all threads keep their registers from the launch,
+//! it is a single warp after the consumers.
 
 use std::panic::Location;
 
@@ -76,7 +76,7 @@ impl Roles {
 }
 
 impl Builder {
-    /// As [`specialise`](Self::specialise), with a mover that `roles` must have.
+    /// Like [`specialise`](Self::specialise), with a mover that `roles` must have.
     #[track_caller]
     pub fn specialise_with_mover(
         &mut self,

@@ -342,7 +342,7 @@ impl Builder {
         self.let_(cond.into().select(then, otherwise))
     }
 
-    /// As [`select`](Self::select), into an existing register.
+    /// Like [`select`](Self::select), into an existing register.
     #[track_caller]
     pub fn select_into<T: Type>(
         &mut self,

@@ -1,4 +1,4 @@
-//! How many threads are sure to agree: on a value, or on being here.
+//! How many threads are known to agree: on a value, or on executing this code.
 
 use std::fmt;
 

@@ -1,8 +1,8 @@
 //! Shared-memory tiles: from one declared layout come the TMA box, the wgmma descriptor, its k-advance and the
 //! addresses for ldmatrix and stmatrix.
 //!
-//! A tile lies as slabs of one swizzle width (64 columns of 16 bits for 128 bytes): slab after slab, in each all rows,
-//! each row as wide as the swizzle. TMA writes it that way, one box per slab, and wgmma reads it that way.
+//! A tile is stored as slabs of one swizzle width (64 columns of 16 bits for 128 bytes): slab after slab, each with
+//! all rows, each row as wide as the swizzle. TMA writes it that way, one box per slab, and wgmma reads it that way.
 
 use flashcore_ptx::{
     inst::{Operand, RegId},
@@ -90,7 +90,7 @@ impl Builder {
         tile
     }
 
-    /// A tile in memory that was reserved before, from `offset` on; whoever used it must be done.
+    /// A tile in memory that was reserved before, from `offset` on; its previous users must be done.
     #[track_caller]
     pub fn smem_tile_over(
         &mut self,

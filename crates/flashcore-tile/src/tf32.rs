@@ -1,7 +1,7 @@
-//! What products of f32 take: operands split into TF32 numbers, and words of a tile one by one.
+//! Support for products of f32: operands split into TF32 numbers, and single words of a tile.
 //!
-//! Tensor cores multiply f32 as TF32, which has 11 bits of precision. An f32 has 24: it is the sum of the TF32 number
-//! nearest to it and of a remainder of at most 12 bits, of which a TF32 number keeps all but the last.
+//! Tensor cores multiply f32 as TF32, which has 11 bits of precision. An f32 has 24: it is the sum of the nearest
+//! TF32 number and a remainder of at most 12 bits, of which a TF32 number keeps all but the last.
 
 use flashcore_ptx::{
     inst::Operand,

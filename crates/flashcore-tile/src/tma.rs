@@ -48,8 +48,8 @@ impl Builder {
         }
     }
 
-    /// As [`tma_load`](Self::tma_load), to the same place in all CTAs of the cluster whose bit in `ctas` is set; the bytes
-    /// complete on `done` in each of them.
+    /// Like [`tma_load`](Self::tma_load), to the same place in all CTAs of the cluster whose bit in `ctas` is set; the
+    /// bytes complete on `done` in each of them.
     #[track_caller]
     pub fn tma_load_to(
         &mut self,

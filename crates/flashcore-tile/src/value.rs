@@ -1,4 +1,4 @@
-//! Typed registers and constants: what instructions take and give.
+//! Typed registers and constants: operands and results of instructions.
 //!
 //! A [`Reg`] knows its PTX type at compile time and, while the program is built, the [`Scope`] in which all threads
 //! hold the same value; results inherit the smallest scope of their operands.

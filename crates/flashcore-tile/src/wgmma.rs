@@ -1,6 +1,6 @@
 //! Warpgroup matrix products as tokens: a [`Pending`] result must be waited for before its registers can be touched.
 //!
-//! The builder counts the groups in flight, so that a token knows which `wgmma.wait_group` it needs; the verifier of
+//! The builder counts the groups in flight, so a token knows which `wgmma.wait_group` it needs; the verifier of
 //! `flashcore-ptx` re-derives the same rule from the text.
 
 use flashcore_ptx::{
@@ -44,7 +44,7 @@ pub struct Pending<T> {
 }
 
 impl<T> Pending<T> {
-    /// Waits for this product (and all older ones) and gives its registers back.
+    /// Waits for this product (and all older ones) and releases its registers.
     #[track_caller]
     pub fn wait(self, b: &mut Builder) -> T {
         if self.group >= b.groups.completed {

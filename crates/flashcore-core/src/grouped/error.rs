@@ -1,4 +1,4 @@
-//! What can be wrong with the arguments of grouped products, beside what can be wrong with any tensor.
+//! What can be wrong with the arguments of grouped products, besides what can be wrong with any tensor.
 
 use crate::error::Operand;
 
@@ -9,7 +9,7 @@ pub enum GroupedError {
     /// No groups, or more than offsets may divide something among.
     #[error("{given} groups; give 1 to {max}")]
     Groups {
-        /// Groups asked for.
+        /// Requested groups.
         given: usize,
         /// Most groups.
         max: usize,

@@ -8,8 +8,8 @@
 //! | groups × rows × depth, groups × depth × columns | nothing | groups × rows × columns |
 //!
 //! That is the meaning of torch's `grouped_mm`. Offset `g` is the end of group `g`, where the next one starts; the first
-//! starts at 0. Whatever the numbers are, nothing outside of the tensors is touched: an end beyond what there is to divide
-//! is taken for that, and one before an earlier end makes an empty group. What no group has is 0 in the result, and so are
+//! starts at 0. Whatever the numbers are, nothing outside the tensors is touched: an end beyond the divided extent is
+//! clamped to it, and one before an earlier end makes an empty group. Results that belong to no group are 0, and so are
 //! products of an empty group.
 //!
 //! [`GroupedSpec::parse`] makes a [`GroupedProblem`], which a backend computes over the memory of a [`GroupedCall`].
@@ -33,7 +33,7 @@ pub use error::GroupedError;
 /// What offsets divide among groups.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Grouping {
-    /// Nothing: every group has factors of its own.
+    /// Nothing: every group has its own factors.
     Batch,
     /// The rows of the left factor, which all groups share.
     Rows,
@@ -46,7 +46,7 @@ pub enum Grouping {
     },
 }
 
-/// What a caller asks for, unchecked; [`GroupedSpec::parse`] makes a [`GroupedProblem`] of it.
+/// What a caller asks for, unchecked; [`GroupedSpec::parse`] turns it into a [`GroupedProblem`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GroupedSpec {
     /// Element type of all tensors.
@@ -210,8 +210,8 @@ pub struct GroupedInputs<'a> {
 
 /// Grouped products with the host memory they work on.
 ///
-/// **Invariant:** every slice has the problem's element type and holds all that its layout reaches, so that a backend
-/// indexes without checking again. Offsets may be anything.
+/// **Invariant:** every slice has the problem's element type and holds everything its layout reaches, so that a
+/// backend indexes without checking again. Offsets may be anything.
 #[derive(Debug)]
 pub struct GroupedCall<'a> {
     problem: &'a GroupedProblem,
@@ -260,7 +260,7 @@ impl<'a> GroupedCall<'a> {
     }
 }
 
-/// There are as many offsets as groups, where there are to be any.
+/// There are as many offsets as groups, if there are to be any.
 fn check_offsets(problem: &GroupedProblem, len: Option<usize>) -> Result<(), ProblemError> {
     let error = match (len, problem.grouping()) {
         (None, Grouping::Batch) => return Ok(()),

@@ -1,4 +1,4 @@
-//! A mixture of experts bound to host memory: what backends are handed.
+//! A mixture of experts bound to host memory: the input of backends.
 
 use crate::{
     call::{Data, DataMut},
@@ -19,7 +19,7 @@ pub enum Ids<'a> {
 }
 
 impl Ids<'_> {
-    /// What they are made of.
+    /// Their element type.
     pub const fn index(&self) -> Index {
         match self {
             Self::I32(_) => Index::I32,
@@ -95,8 +95,8 @@ pub struct MoeInputs<'a> {
 
 /// A mixture of experts with the host memory it works on.
 ///
-/// **Invariant:** every slice has the problem's element type and holds all that its layout reaches, so that a backend
-/// indexes without checking again. Numbers of experts may be anything.
+/// **Invariant:** every slice has the problem's element type and holds everything its layout reaches, so that a
+/// backend indexes without checking again. Numbers of experts may be anything.
 #[derive(Debug)]
 pub struct MoeCall<'a> {
     problem: &'a MoeProblem,

@@ -1,4 +1,4 @@
-//! What can be wrong with the arguments of a mixture of experts, beside what can be wrong with any tensor.
+//! What can be wrong with the arguments of a mixture of experts, besides what can be wrong with any tensor.
 
 use crate::{error::Operand, layout::Dims, lengths::Index};
 
@@ -6,7 +6,7 @@ use crate::{error::Operand, layout::Dims, lengths::Index};
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MoeError {
-    /// Nobody said where tokens go.
+    /// No routing was given.
     #[error("there is no routing; call `routed` or `route`")]
     NoRouting,
     /// Tokens that are not a matrix.
@@ -70,7 +70,7 @@ pub enum MoeError {
     /// Too few or too many experts for a token.
     #[error("a token cannot go to {given} experts; give 1 to {max}")]
     TopK {
-        /// Experts asked for.
+        /// Requested experts.
         given: usize,
         /// Most experts.
         max: usize,
@@ -95,7 +95,7 @@ pub enum MoeError {
     /// Numbers of experts of another type than the problem says.
     #[error("expert ids are {given:?} but the problem expects {expected:?}; bind ids of that type")]
     IdType {
-        /// What they are made of.
+        /// Their element type.
         given: Index,
         /// What the problem says.
         expected: Index,
@@ -116,7 +116,7 @@ pub enum MoeError {
     #[error("the problem expects {} but the call passes {}; bind what it was planned for",
         if *given { "logits" } else { "ids and weights" }, if *given { "ids and weights" } else { "logits" })]
     OtherRouting {
-        /// Whether the call brings ids and weights.
+        /// Whether the call has ids and weights.
         given: bool,
     },
     /// Gradients of experts that the call itself chooses.

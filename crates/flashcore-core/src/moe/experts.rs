@@ -1,4 +1,4 @@
-//! Where the matrices of experts lie, and host memory that holds them.
+//! The layout of experts' matrices, and host memory that holds them.
 
 use super::MoeError;
 use crate::{

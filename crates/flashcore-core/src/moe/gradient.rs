@@ -2,8 +2,8 @@
 //!
 //! With `h = act(gate, up)` of token `t` at expert `e`, `w` its weight and `dy` the gradient of the token's result:
 //! `d down[e] += w · dy ⊗ h`, `dw = dy · (down[e] · h + bias)`, `dh = w · downᵀ[e] · dy`, from which the activation's slopes
-//! make the gradients of gate and up; these give `d gate_up[e] += d(gate, up) ⊗ x[t]` and `dx[t] += gate_upᵀ[e] · d(gate, up)`.
-//! Gate and up are computed again: a forward pass leaves nothing behind.
+//! give the gradients of gate and up; these give `d gate_up[e] += d(gate, up) ⊗ x[t]` and
+//! `dx[t] += gate_upᵀ[e] · d(gate, up)`. Gate and up are recomputed: the forward pass saves nothing.
 
 use super::{ExpertLayout, MoeError, MoeInputs, MoeProblem, Routing, call::holds};
 use crate::{

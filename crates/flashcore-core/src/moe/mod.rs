@@ -1,11 +1,11 @@
-//! A mixture of experts: every token goes through a few of many small networks, whose results are added up by weight.
+//! A mixture of experts: every token goes through a few of many small networks, whose weighted results are summed.
 //!
 //! `out[t] = Σⱼ weight[t, j] · down[e] · act(gate[e] · x[t], up[e] · x[t])` with `e = id[t, j]`, over the experts `j` of
 //! token `t`, in f32 and in that order; a shared expert, through which every token goes, is added last. Weights of an
 //! expert that no token goes to are never read.
 //!
 //! [`MoeSpec::parse`] makes a [`MoeProblem`], which a backend computes over the memory of a [`MoeCall`]. The routing
-//! itself (numbers of experts and their weights, or logits) is bound by a call and no part of a problem.
+//! itself (expert ids and their weights, or logits) is bound by a call and not part of a problem.
 
 mod call;
 mod error;
@@ -78,7 +78,7 @@ pub struct Shared {
     pub down: ExpertLayout,
 }
 
-/// What a caller asks for, unchecked; [`MoeSpec::parse`] makes a [`MoeProblem`] of it.
+/// What a caller asks for, unchecked; [`MoeSpec::parse`] turns it into a [`MoeProblem`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct MoeSpec {
     /// Element type of all tensors but the routing's.

@@ -1,4 +1,4 @@
-//! Which experts a token goes to, and what each of them counts for.
+//! Which experts a token goes to, and the weight of each.
 
 use super::MoeError;
 use crate::{dtype::DType, error::ProblemError, lengths::Index};

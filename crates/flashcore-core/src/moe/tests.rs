@@ -1,4 +1,4 @@
-//! Every way in which the arguments of a mixture of experts can be wrong, provoked, and what its message says.
+//! Triggers every way in which the arguments of a mixture of experts can be wrong, and checks the message.
 
 use super::*;
 use crate::{Data, DataMut, Index, MAX_EXTENT};

@@ -1,4 +1,4 @@
-//! Where gradients go: rows of the caller's tensors, written from many threads.
+//! Storing gradients: rows of the caller's tensors, written from many threads.
 
 use flashcore_core::{BackwardProblem, DataMut, GradientsMut, Layout};
 use half::{bf16, f16};

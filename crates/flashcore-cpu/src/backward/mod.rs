@@ -1,9 +1,9 @@
-//! Gradients: key block by key block, weights computed again from the LSE. Called by `cpu`; calls `simd`.
+//! Gradients: key block by key block, weights recomputed from the LSE. Called by `cpu`; calls `simd`.
 //!
-//! A *unit* is a block of keys of one key head. It visits the query tiles that see it, in order, and sums dK and dV for
-//! itself. dQ of a tile is a sum over units: they add to it in the order of their keys, each waiting for the one before
-//! it at that tile (`turns`). So every sum has one order, whatever the number of threads, and there are five products, no
-//! partial results and no matrix of scores.
+//! A *unit* is a block of keys of one key head. It visits the query tiles that see it, in order, and sums its own dK and
+//! dV. dQ of a tile is a sum over units: they add to it in the order of their keys, each waiting for its predecessor at
+//! that tile (`turns`). So every sum has a fixed order, whatever the number of threads, with five products, no partial
+//! results and no matrix of scores.
 //!
 //! The path of a call: `terms` (row sums, gradients that are zero) → `plan` (which units) → `unit` (one of them) with
 //! `panels` (operands of its products) → `grads` (rows to the caller's tensors).

@@ -1,13 +1,13 @@
-//! Operands of the products: rows of the caller's tensors as f32, or as pairs of bf16, the way round that a product needs.
+//! Operands of the products: rows of the caller's tensors as f32, or as pairs of bf16, in the orientation a product needs.
 //!
 //! | product | sums over | left factor | right factor |
 //! | --- | --- | --- | --- |
-//! | scores `Q·Kᵀ`, `dO·Vᵀ` | features | rows of Q, dO | K, V *turned*: `[feature][key]` |
+//! | scores `Q·Kᵀ`, `dO·Vᵀ` | features | rows of Q, dO | K, V *transposed*: `[feature][key]` |
 //! | dV, dK | queries | weights, gradients of scores by column | rows of dO, Q *stacked*: `[query][feature]` |
 //! | dQ | keys | gradients of scores by row | rows of K stacked: `[key][feature]` |
 //!
-//! In f32 stacked rows are the rows. Pairs are neighbours along what is summed over, so that rows (pairs of features) and
-//! stacked rows (pairs of rows) differ.
+//! In f32, stacked rows are just the rows. Pairs are neighbours along the summed dimension, so rows (pairs of features)
+//! and stacked rows (pairs of rows) differ.
 
 use flashcore_core::{Data, Layout};
 use half::bf16;
@@ -78,7 +78,7 @@ pub(super) struct Factors<'a, E> {
     pub(super) grad_rows: (&'a [E], usize),
 }
 
-/// What products are made of: f32, or pairs of bf16.
+/// Element type of products: f32, or pairs of bf16.
 pub(super) trait Element: bytemuck::Pod {
     /// Numbers in an element.
     const NUMBERS: usize;
@@ -89,7 +89,7 @@ pub(super) trait Element: bytemuck::Pod {
     /// Puts one row of a tensor, which starts at `start`, into `to`.
     fn row(runner: Runner, data: Data<'_>, start: usize, len: usize, to: &mut [Self]);
 
-    /// Stacks `count` rows of `stride` numbers, where rows do not serve as they are.
+    /// Stacks `count` rows of `stride` numbers, if rows cannot be used directly.
     fn stack(runner: Runner, rows: &[Self], count: usize, stride: usize, to: &mut [Self]);
 
     /// Makes weights and gradients of a tile's dot products, from key `first` of the block on.
@@ -176,7 +176,7 @@ impl Element for Pair {
 /// Rows of a tensor, and the same rows stacked.
 pub(super) struct Panel<'a, E> {
     rows: &'a mut [E],
-    /// Empty where rows serve as they are.
+    /// Empty if rows are used directly.
     stacked: &'a mut [E],
     /// Numbers of a row.
     dim: usize,
@@ -231,7 +231,7 @@ impl<'a, E: Element> Panel<'a, E> {
         (if E::NUMBERS == 1 { self.rows } else { self.stacked }, self.stride)
     }
 
-    /// Turns `count` rows round: `[feature][row]`, zero beyond the last row.
+    /// Transposes `count` rows: `[feature][row]`, zero beyond the last row.
     pub(super) fn turn(&self, count: usize, (to, to_stride): (&mut [E], usize)) {
         let (rows, stride) = self.rows();
         for (d, to) in to.chunks_exact_mut(to_stride).take(self.dim.div_ceil(E::NUMBERS)).enumerate() {

@@ -1,4 +1,4 @@
-//! How gradients are cut into units and tiles. Knows the problem but no memory.
+//! How gradients are split into units and tiles. Knows the problem but no memory.
 
 use std::ops::Range;
 

@@ -1,5 +1,5 @@
-//! What is known before the products: the LSE and sum of every row, the gradients of the sinks, and rows of gradients
-//! that are zero because nothing uses them.
+//! What is computed before the products: the LSE and sum of every row, the gradients of the sinks, and zeros for rows
+//! of gradients that nothing uses.
 
 use flashcore_core::{BackwardInputs, BackwardProblem, Instance, RowTerms, Sequence, Sequences};
 

@@ -1,7 +1,7 @@
 //! Whose turn it is: units of one head add to a tile's dQ in the order of their keys.
 //!
-//! Units are taken in order, and each waits for units before it only, which are running or done. So nobody waits for
-//! something that nobody computes.
+//! Units are taken in order, and each waits only for earlier units, which are running or done. So there is no
+//! deadlock.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -39,7 +39,7 @@ struct Memory<'a, E> {
     d_out: Panel<'a, E>,
     tile: Tile<'a, E>,
     bounds: [&'a mut [f32]; 2],
-    /// What is added to scores, as the tile's rows lie, if anything.
+    /// The bias of scores, in the layout of the tile, if any.
     bias: &'a mut [f32],
     /// What hashes of the tile's rows begin with, where weights are dropped.
     words: RowWords<'a>,

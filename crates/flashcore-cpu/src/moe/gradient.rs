@@ -1,8 +1,8 @@
 //! Gradients of a mixture of experts: expert after expert, each on all threads, by products of whole matrices.
 //!
-//! Gate and up are computed again. A token's gradient is added up in the order of its experts, and sums over tokens run in
-//! the order of tokens: bits depend on no number of threads. Memory is a few rows of floats for each pair of a token and
-//! an expert. Called by `cpu`; calls `matmul`.
+//! Gate and up are recomputed. A token's gradient is summed in the order of its experts, and sums over tokens run in the
+//! order of tokens: bits do not depend on the number of threads. Memory is a few rows of floats per pair of a token and an
+//! expert. Called by `cpu`; calls `matmul`.
 
 use flashcore_core::{Activation, DType, DataMut, ExpertLayout, MoeGradientCall, MoeProblem};
 use half::{bf16, f16};

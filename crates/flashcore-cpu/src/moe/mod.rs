@@ -1,8 +1,8 @@
-//! Mixtures of experts: tokens are put under their experts, each expert's weights pass through the cache once, and a
-//! token's results are added up in the order of its experts. Called by `cpu`; calls `simd`.
+//! Mixtures of experts: tokens are grouped by expert, each expert's weights pass through the cache once, and a
+//! token's results are summed in the order of its experts. Called by `cpu`; calls `simd`.
 //!
-//! The path of a call: `route` (experts of tokens, tokens of experts) → `network` (both products) → here (sums). Bits of
-//! a token depend on its own features and experts alone.
+//! The path of a call: `route` (experts of tokens, tokens of experts) → `network` (both products) → here (sums). The
+//! bits of a token depend only on its own features and experts.
 
 mod gradient;
 mod network;

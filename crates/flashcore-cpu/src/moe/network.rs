@@ -1,4 +1,4 @@
-//! The two products of experts over rows of tokens, and what joins gate and up. Called by `moe`; calls `matmul`.
+//! The two products of experts over rows of tokens, and the joining of gate and up. Called by `moe`; calls `matmul`.
 
 use flashcore_core::{Activation, ExpertLayout, GateUp};
 

@@ -1,7 +1,7 @@
 //! AMX: eight registers that hold 16 × 16 f32, or 16 × 32 bf16, and an instruction that multiplies two of them.
 //!
-//! Stable Rust has no intrinsics for it, so that products are written in assembly. Linux lends the registers to those who
-//! ask ([`is_available`]); nobody else gets them.
+//! Stable Rust has no intrinsics for it, so products are written in assembly. On Linux a process must request the
+//! registers ([`is_available`]) before it may use them.
 
 // Explicit indices, no closures: a closure would be compiled without the kernel's target features.
 #![allow(clippy::needless_range_loop)]
@@ -93,7 +93,7 @@ const CONFIG: Config = {
     Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows }
 };
 
-/// A product of 32 × 32 numbers: A lies in squares, B in pairs.
+/// A product of 32 × 32 numbers: A is in squares, B in pairs.
 #[repr(C)]
 struct Corner {
     a: *const bf16,
@@ -395,7 +395,7 @@ unsafe fn accumulate(block: &mut MatrixBlock<'_>) {
     }
 }
 
-/// Turns 16 rows of `width` numbers round, square by square: see [`super::runner::Runner::turn`].
+/// Transposes 16 rows of `width` numbers, square by square: see [`super::runner::Runner::turn`].
 ///
 /// # Safety
 /// [`is_available`] said yes.
@@ -410,7 +410,7 @@ pub(crate) unsafe fn turn(from: &[u32], width: usize, to: &mut [u32], [row, squa
     }
 }
 
-/// Turns 16 × 16 numbers round.
+/// Transposes 16 × 16 numbers.
 #[inline(always)]
 unsafe fn turn_square(from: *const u32, stride: usize, to: *mut u32, to_stride: usize) {
     // SAFETY: the caller's promise.

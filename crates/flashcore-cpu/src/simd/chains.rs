@@ -1,4 +1,4 @@
-//! Chains of dependent multiply-adds that touch registers only: how fast they run is the roof for kernels. Called by
+//! Chains of dependent multiply-adds that touch registers only: their speed is the roof for kernels. Called by
 //! `peak`.
 
 use std::hint::black_box;

@@ -1,8 +1,8 @@
-//! Dot products of rows with rows: a product whose right factor lies as weights do, one row for each result.
+//! Dot products of rows with rows: a product whose right factor has the layout of weights, one row per result.
 //!
-//! A micro-kernel holds the sums of `R` weight rows × `M` rows in registers, lanes along what is summed over, so that
-//! weights stream through once and nothing is transposed. Every sum is made in the same order whatever its neighbours
-//! are: bits do not depend on how many rows there are.
+//! A micro-kernel holds the sums of `R` weight rows × `M` rows in registers, lanes along the summed dimension, so
+//! weights stream through once and nothing is transposed. Every sum has the same order whatever its neighbours are:
+//! bits do not depend on how many rows there are.
 
 // Explicit indices, no closures: a closure would be compiled without the kernel's target features.
 #![allow(clippy::needless_range_loop)]

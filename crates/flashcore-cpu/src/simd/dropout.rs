@@ -1,7 +1,7 @@
-//! Which weights of a block are dropped: the hash of each one's place, vector by vector.
+//! Which weights of a block are dropped: the hash of each one's position, vector by vector.
 //!
 //! Vectors of prefill run along the rows of a tile, those of decode and of gradients along the keys. [`Simd::kept`] serves
-//! both: it is given what the hash of each lane begins with. Called by the kernels that make weights.
+//! both: it takes the initial hash state of each lane. Called by the kernels that compute weights.
 
 use flashcore_core::{DROPOUT_STEP, Dropout, DropoutWords};
 
@@ -18,7 +18,7 @@ const STEPS: [u32; MOST_LANES] = {
     steps
 };
 
-/// What the hashes of some rows begin with; no rows where nothing is left out.
+/// Initial hash states of some rows; no rows if nothing is dropped.
 pub(crate) struct RowWords<'a>([&'a mut [u32]; 2]);
 
 impl<'a> RowWords<'a> {
@@ -32,7 +32,7 @@ impl<'a> RowWords<'a> {
         [self.0[0][n], self.0[1][n]] = words.words();
     }
 
-    /// What a kernel leaves out of these rows and keys from number `key` of the sequence on.
+    /// What a kernel drops from these rows and keys from number `key` of the sequence on.
     pub(crate) fn block(&self, dropout: Option<Dropout>, key: usize) -> Option<BlockDropout<'_>> {
         let (dropout, [first, second]) = (dropout?, &self.0);
         let (threshold, factor) = (dropout.threshold(), dropout.factor());

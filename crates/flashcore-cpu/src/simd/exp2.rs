@@ -4,8 +4,8 @@
 //! 4 (relative error of `1 + r·q(r)`: 9.2e-8). With f32 rounding the relative error stays below `MAX_ERROR`; where
 //! multiply-adds are rounded twice (portable), rounding `factor·x` adds up to `factor·|x| · 2^-24`.
 //!
-//! A table of 32 powers with a polynomial of degree 1, which needs three multiplications less, made attention less than
-//! 1 % faster with AVX-512; so did taking the exponential while the scores are still in registers.
+//! A table of 32 powers with a polynomial of degree 1, which needs three fewer multiplications, made attention less
+//! than 1 % faster with AVX-512; so did taking the exponential while the scores are still in registers.
 
 use super::Simd;
 

@@ -1,4 +1,4 @@
-//! What joins gate and up between the two products of an expert.
+//! The activation that joins gate and up between the two products of an expert.
 
 use flashcore_core::Activation;
 

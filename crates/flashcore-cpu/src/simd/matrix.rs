@@ -1,18 +1,18 @@
 //! The prefill kernel on matrix units, which multiply small matrices of bf16 and sum in f32.
 //!
-//! Scores lie as in `tile`, `[key][row]`: they are K·Qᵀ, with K as it is and Q in pairs of features, `[feature pair][row]`.
-//! The result, `[feature][row]`, is Vᵀ·P, with V turned round, `[feature][key]`, and the weights in pairs of keys,
-//! `[key pair][row]`. The softmax between the two products is that of `tile`.
+//! Scores have the layout of `tile`, `[key][row]`: they are K·Qᵀ, with K unchanged and Q in pairs of features,
+//! `[feature pair][row]`. The result, `[feature][row]`, is Vᵀ·P, with V transposed, `[feature][key]`, and the weights
+//! in pairs of keys, `[key pair][row]`. The softmax between the two products is that of `tile`.
 //!
-//! The left factors, K and Vᵀ, lie in *squares* of 16 rows × 32 numbers, one after another along their rows: what an
-//! instruction reads lies together.
+//! The left factors, K and Vᵀ, are stored in *squares* of 16 rows × 32 numbers, one after another along their rows:
+//! what an instruction reads is contiguous.
 //!
-//! Numbers of more digits than bf16 has come in *parts*: what a part leaves out of a number is in the next one. Two parts
-//! hold an f16, and three of the products of their parts are computed: that of the two last ones is lost in rounding. Three
-//! parts would hold an f32; their six products took as long as vectors of f32 do.
+//! Numbers with more digits than bf16 are split into *parts*: the remainder of a part is in the next one. Two parts hold an
+//! f16, and three of the products of their parts are computed: that of the two last ones is lost in rounding. Three parts
+//! would hold an f32; their six products took as long as vectors of f32 do.
 //!
-//! Every sum is made in the same order whatever its neighbours are: sums run over 32 keys from a multiple of 32, and hidden
-//! keys add exact zeros. So a row's bits do not depend on its place in a tile.
+//! Every sum has the same order whatever its neighbours are: sums run over 32 keys from a multiple of 32, and masked keys
+//! add exact zeros. So a row's bits do not depend on its place in a tile.
 
 use half::bf16;
 

@@ -1,10 +1,10 @@
 //! Vector instructions behind one trait, and the kernels written against it.
 //!
 //! A kernel is a value that implements [`Kernel`]: its `run` is generic over [`Simd`], always inlined, and entered
-//! through [`runner::Runner::run`], which picks the instruction set and gives the whole kernel its target features.
-//! A new instruction set is a new file with one `impl Simd` and one entry function, and a line in [`crate::SimdLevel`].
-//! Instructions that multiply something other than vectors of f32 bring a block of their own, as `pairs` does for bf16
-//! dot products and `matrix` for matrix units, and a variant of [`crate::panels::Panels`].
+//! through [`runner::Runner::run`], which picks the instruction set and gives the whole kernel its target features. A
+//! new instruction set is a new file with one `impl Simd` and one entry function, and a line in [`crate::SimdLevel`].
+//! Instructions that multiply something other than vectors of f32 need a block layout of their own, as `pairs` does for
+//! bf16 dot products and `matrix` for matrix units, and a variant of [`crate::panels::Panels`].
 
 #![cfg_attr(
     not(target_arch = "x86_64"),
@@ -65,7 +65,7 @@ pub(crate) trait Simd: Copy {
     unsafe fn load_bf16(p: *const bf16) -> Self::V;
     unsafe fn load_e4m3(p: *const E4M3) -> Self::V;
     unsafe fn load_e5m2(p: *const E5M2) -> Self::V;
-    /// Asks for a cache line to be brought near; the address may be any.
+    /// Prefetches a cache line; any address is allowed.
     unsafe fn fetch(p: *const u8);
     unsafe fn store(p: *mut f32, x: Self::V);
     /// Rounds to nearest, ties to even.
@@ -89,7 +89,7 @@ pub(crate) trait Simd: Copy {
     /// `x` where a hash of words, which vectors hold as bits, is at least `threshold`; 0 elsewhere. The hash is that of
     /// [`flashcore_core::DropoutWords::hash`], whose first word is the sum of the first vector's and `offset`.
     unsafe fn kept(x: Self::V, words: [Self::V; 2], offset: u32, threshold: u32) -> Self::V;
-    /// The sum of all elements, in an order of its own.
+    /// The sum of all elements, in a fixed order.
     unsafe fn sum(x: Self::V) -> f32;
     /// The sum of all elements of each, in an order that is the same for all of them.
     unsafe fn sums(x: [Self::V; 4]) -> [f32; 4];

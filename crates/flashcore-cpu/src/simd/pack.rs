@@ -1,4 +1,4 @@
-//! Kernels that lay out factors for `panel`: terms of f32, or pairs of bf16. Called by `factors`.
+//! Kernels that pack factors for `panel`: terms of f32, or pairs of bf16. Called by `factors`.
 
 // Explicit indices, no closures: a closure would be compiled without the kernel's target features.
 #![allow(clippy::needless_range_loop)]

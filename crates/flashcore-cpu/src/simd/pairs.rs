@@ -1,6 +1,6 @@
 //! The prefill kernel for bf16 on machines that multiply pairs of bf16: the tile kernel with two features, or two keys,
 //! per instruction. See `tile` for the layout; here Q is `[feature pair][row]` and V `[key pair][feature]`, while K is
-//! read where it lies. Weights are rounded to bf16 before they meet V; their sum is not.
+//! read in place. Weights are rounded to bf16 before the product with V; their sum is not.
 
 // Explicit indices, no closures: a closure would be compiled without the kernel's target features.
 #![allow(clippy::needless_range_loop)]

@@ -1,11 +1,11 @@
-//! Products of packed factors, of which experts, grouped products and their gradients are made: `C = A·B`, or `C += A·B`,
+//! Products of packed factors, used by experts, grouped products and their gradients: `C = A·B`, or `C += A·B`,
 //! summed in f32. Called by `matmul`, whose factors `pack` has laid out.
 //!
 //! Vectors run along the columns of B, a panel of [`COLUMNS`] of them; elements of A, rows [`STRIDE`] apart, are spread over
-//! the lanes. Distances are constants: with distances known at run time each row of A has an address of its own, and
-//! addresses and sums spill. A micro-kernel holds `J` rows × `RV` vectors of C in registers.
+//! the lanes. Strides are constants: with run-time strides each row of A needs its own address, and addresses and sums
+//! spill. A micro-kernel holds `J` rows × `RV` vectors of C in registers.
 //!
-//! The factors stream from memory while a product is computed: it fetches what the next one packs.
+//! Factors stream from memory while a product is computed: it prefetches what the next one packs.
 
 // Explicit indices, no closures: a closure would be compiled without the kernel's target features.
 #![allow(clippy::needless_range_loop)]
@@ -29,7 +29,7 @@ pub(crate) const PANEL: usize = DEPTH * COLUMNS;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Memory to be brought near.
+/// Memory to prefetch.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Ahead<'a> {
     /// Addresses of cache lines.
@@ -142,7 +142,7 @@ unsafe fn strip<S: Simd, E: Term<S>, const RV: usize, const J: usize>(
     }
 }
 
-/// `J` rows × `RV` vectors; fetches lines on its way where `AHEAD`.
+/// `J` rows × `RV` vectors; prefetches lines if `AHEAD`.
 #[inline(always)]
 unsafe fn tile<S: Simd, E: Term<S>, const RV: usize, const J: usize, const AHEAD: bool>(
     p: &mut PanelProduct<'_, E>,

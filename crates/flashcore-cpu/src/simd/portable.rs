@@ -1,4 +1,4 @@
-//! Vectors in plain Rust: arrays that the compiler turns into whatever the target has. Runs everywhere, under miri too.
+//! Vectors in plain Rust: arrays that the compiler maps to whatever the target has. Runs everywhere, under miri too.
 
 use flashcore_core::{DROPOUT_FACTORS, E4M3, E5M2, Element};
 use half::{bf16, f16};

@@ -1,9 +1,9 @@
-//! Products of small matrices, of which those of gradients are made: `C = A·B`, or `C += A·B`, summed in f32.
+//! Products of small matrices, used for gradients: `C = A·B`, or `C += A·B`, summed in f32.
 //!
 //! Vectors run along the rows of B and C, while elements of A are spread over the lanes. So B and C need rows of whole
-//! vectors, and A may lie either way round. A micro-kernel holds `J` rows × `RV` vectors of C in registers.
+//! vectors, and A may be transposed. A micro-kernel holds `J` rows × `RV` vectors of C in registers.
 //!
-//! Elements of A and B are f32, or pairs of bf16 that are neighbours along what is summed over: see [`Term`].
+//! Elements of A and B are f32, or pairs of bf16 that are neighbours along the summed dimension: see [`Term`].
 
 // Explicit indices, no closures: a closure would be compiled without the kernel's target features.
 #![allow(clippy::needless_range_loop)]

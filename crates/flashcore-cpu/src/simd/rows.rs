@@ -1,11 +1,11 @@
 //! The decode kernel: folds a block of keys into a few query rows.
 //!
 //! Vectors run along the *features*, so that K and V stream through once, converted as they are loaded; up to four rows
-//! share what is loaded. Features must be a multiple of the lanes; the driver pads others.
+//! share each load. Features must be a multiple of the lanes; the driver pads others.
 //!
 //! A row by itself reads keys one after another: memory streams best in its own order. Rows that share keys multiply four of
-//! them at once, for their sums across lanes cost less together; so that memory streams none the less, each half fetches what
-//! the other half reads next: the dot products the values of their keys, the weighted sums the next block's keys.
+//! them at once, since sums across lanes are cheaper together; to keep memory streaming, each half prefetches what the other
+//! half reads next: the dot products the values of their keys, the weighted sums the next block's keys.
 
 // Explicit indices, no closures: a closure would be compiled without the kernel's target features.
 #![allow(clippy::needless_range_loop)]
@@ -92,7 +92,7 @@ pub(crate) struct RowBlock<'a, T, P> {
     pub(crate) keys: usize,
     /// Queries, `[row][feature]`.
     pub(crate) q: &'a [f32],
-    /// Where keys and values lie.
+    /// Where keys and values are.
     pub(crate) k: &'a [T],
     pub(crate) v: &'a [T],
     /// Where the row of each key starts in either.
@@ -244,7 +244,7 @@ unsafe fn dots<S: Simd, T: Lane, P: Starts, const R: usize, const N: usize>(
     }
 }
 
-/// Asks for `len` elements, which need not be there, to be brought near.
+/// Prefetches `len` elements, which need not exist.
 #[inline(always)]
 unsafe fn fetch<S: Simd, T: Lane>(at: *const T, len: usize) {
     for n in (0..len).step_by(LINE / size_of::<T>()) {
@@ -324,7 +324,7 @@ unsafe fn exponentiate<S: Simd>(scores: &mut [f32], factor: f32, max: f32) -> f3
     }
 }
 
-/// Sets the weights of a row to 0 that are left out.
+/// Sets dropped weights of a row to 0.
 #[inline(always)]
 unsafe fn leave_out<S: Simd>(weights: &mut [f32], dropout: BlockDropout<'_>, row: usize) {
     for n in (0..weights.len()).step_by(S::LANES) {

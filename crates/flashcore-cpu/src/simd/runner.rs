@@ -1,4 +1,4 @@
-//! The way into the kernels: an instruction set that the machine is known to have.
+//! The entry to the kernels: an instruction set that the machine is known to have.
 
 use half::bf16;
 

@@ -1,9 +1,9 @@
-//! From dot products to weights and what the loss loses with each score: the middle of the backward pass.
+//! From dot products to weights and gradients of scores: the middle of the backward pass.
 //!
-//! Vectors run along the keys. A weight is `exp(score − lse)`, 0 where the mask hides the key; the gradient of the score
-//! is `weight · (dO·V − sum)`, with a softcap times its slope. With dropout `dO·V`, and the weight that values get, are 0 where
-//! it is left out and otherwise multiplied by dropout's factor. The scale waits for the sums over keys or queries: it would
-//! not change how far a rounded gradient is off, only in which direction, and a small one would lead out of bf16's range.
+//! Vectors run along the keys. A weight is `exp(score − lse)`, 0 where the mask hides the key; the gradient of the score is
+//! `weight · (dO·V − sum)`, with a softcap times its slope. With dropout, `dO·V` and the weight for the values are 0 for a
+//! dropped weight and otherwise multiplied by dropout's factor. The scale is applied after the sums over keys or queries:
+//! earlier it would not make a rounded gradient more accurate, and a small one would underflow bf16.
 
 // Explicit indices, no closures: a closure would be compiled without the kernel's target features.
 #![allow(clippy::needless_range_loop)]

@@ -1,8 +1,8 @@
 //! The prefill kernel: folds a block of keys into a tile of query rows.
 //!
-//! Vectors run along the *rows*: Q, scores and the result lie transposed (`[feature][row]`, `[key][row]`), while keys
-//! and values are read as scalars and spread over the lanes. So K and V need no packing, and the softmax needs no sums
-//! across lanes. A tile's micro-kernels hold `J` keys (or features of V) × `RV` vectors of rows in registers.
+//! Vectors run along the *rows*: Q, scores and the result are transposed (`[feature][row]`, `[key][row]`), while keys
+//! and values are read as scalars and broadcast to the lanes. So K and V need no packing, and the softmax needs no
+//! sums across lanes. A tile's micro-kernels hold `J` keys (or features of V) × `RV` vectors of rows in registers.
 //!
 //! What a lane computes depends on its own row only, so a row's bits do not depend on its place in a tile.
 

@@ -1,5 +1,5 @@
-//! The bytes of a cache entry: header (magic, version, key, payload length, payload SHA-256), then the payload
-//! (report length, report, machine code). Reading trusts nothing: sizes are compared before memory is taken.
+//! The bytes of a cache entry: header (magic, version, key, payload length, payload SHA-256), then the payload (report
+//! length, report, machine code). Reading trusts nothing: sizes are checked before memory is allocated.
 
 use super::Key;
 use crate::report::BuildReport;
@@ -37,7 +37,7 @@ pub enum Damage {
     /// Others may write it.
     #[error("writable by others (mode {0:o})")]
     Mode(u32),
-    /// It is no entry, or one of another version.
+    /// It is not an entry, or one of another version.
     #[error("not an entry of this version")]
     Format,
     /// It is the entry of another kernel.

@@ -1,4 +1,4 @@
-//! The cache's folder: opened only where nobody but its user can have put anything into it.
+//! The cache's folder: opened only if nobody but its user can have written to it.
 
 use super::{CacheError, Damage};
 use std::{
@@ -80,7 +80,7 @@ impl Folder {
         if system::others_write(meta) { Err(Damage::Mode(system::mode(meta))) } else { Ok(()) }
     }
 
-    /// A new file under a name that nobody can guess or has taken.
+    /// A new file under an unpredictable, unused name.
     pub(super) fn create_temporary(&self) -> Result<(PathBuf, File), CacheError> {
         let path = self.path.join(format!("{TEMPORARY}{}-{:016x}", std::process::id(), random()));
         let mut options = OpenOptions::new();

@@ -1,8 +1,8 @@
 //! Machine code kept on disk: one checksummed file per kernel in a folder that only its user can write.
 //!
-//! `compile.rs` looks here first and stores what it built; the command line lists, verifies and clears. Whatever is
-//! wrong with an entry makes it a miss, never a wrong kernel and never a failed launch. The checksum guards against
-//! damage, not against an attacker who can write the folder; that is what the folder's permissions are for.
+//! `compile.rs` looks here first and stores what it built; the command line lists, verifies and clears. A bad entry
+//! is a miss, never a wrong kernel and never a failed launch. The checksum guards against damage, not against an
+//! attacker who can write the folder; that is what the folder's permissions are for.
 
 mod entry;
 mod folder;
@@ -22,7 +22,7 @@ use std::{
 
 /// Room that a cache takes unless told otherwise: some two thousand kernels.
 const DEFAULT_MAX_BYTES: u64 = 512 << 20;
-/// The variable that tells otherwise.
+/// The variable that overrides it.
 const MAX_MIB: &str = "FLASHCORE_CACHE_MAX_MIB";
 /// A temporary file this old was left by a process that died.
 const ABANDONED: Duration = Duration::from_secs(3600);
@@ -47,10 +47,10 @@ pub enum CacheError {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         reason: String,
     },
-    /// A use that nobody knows.
+    /// An unknown mode.
     #[error("FLASHCORE_CACHE is {given:?}: set it to `off` or `verify`, or leave it unset")]
     Use {
         /// What was set.
@@ -78,7 +78,7 @@ impl CacheError {
     }
 }
 
-/// What the user wants of the cache.
+/// How the user wants the cache used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
     /// Kernels are kept and found again.
@@ -149,7 +149,7 @@ impl Cache {
         Self::open(&default_folder(var)?, CacheOptions { max_bytes, ..CacheOptions::default() })
     }
 
-    /// Whether the environment asks for none: `FLASHCORE_CACHE=off`.
+    /// Whether the environment disables it: `FLASHCORE_CACHE=off`.
     pub fn is_off() -> bool {
         Use::from_env() == Ok(Use::Off)
     }
@@ -264,7 +264,7 @@ impl Cache {
     }
 }
 
-/// Removes a file; somebody else having done it is as good.
+/// Removes a file; it may already be gone.
 fn gone(path: &Path) -> Result<(), CacheError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(CacheError::io(path, error)),

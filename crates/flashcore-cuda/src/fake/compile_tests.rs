@@ -1,4 +1,4 @@
-//! Two compilers, ptxas and the driver: who is asked, what is kept of whom.
+//! Two compilers, ptxas and the driver: which one is used, what is cached from which.
 
 use super::{Fake, functions::JIT_IMAGE};
 use crate::{

@@ -1,4 +1,4 @@
-//! The functions of the fake driver: as little behaviour as this crate depends on.
+//! The functions of the fake driver: only the behaviour this crate depends on.
 
 use super::{Held, Launch, world};
 use crate::api::Table;
@@ -84,7 +84,7 @@ fn answer(call: &'static str) -> u32 {
     world(|world| world.answer(call))
 }
 
-/// Writes a driver's answer.
+/// Writes a driver's result.
 fn put<T>(place: *mut T, value: T) {
     // SAFETY: callers of the fake pass valid places, as the real driver demands.
     unsafe { place.write(value) };
@@ -275,7 +275,7 @@ unsafe extern "C" fn graph_retain_user_object(
     0
 }
 
-/// What the fake's JIT makes of any text.
+/// What the fake's JIT returns for any text.
 pub(super) const JIT_IMAGE: &[u8] = b"\x7fELF by the driver";
 
 unsafe extern "C" fn link_create(

@@ -1,4 +1,4 @@
-//! What the driver gets to see of a launch, what it costs, and how its errors are told.
+//! What the driver sees of a launch, what it costs, and how its errors are reported.
 
 use super::{
     Fake, World,
@@ -240,7 +240,7 @@ fn a_sticky_error_is_blamed_on_earlier_launches_and_stays() {
 }
 
 /// This program with one test of this file and a variable set: the environment belongs to the whole process. What it
-/// says on standard error; `None` inside of it.
+/// says on standard error; `None` inside it.
 fn child(test: &str, variable: &str) -> Option<String> {
     if std::env::var(variable).is_ok() {
         return None;

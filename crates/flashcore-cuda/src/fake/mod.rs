@@ -1,7 +1,7 @@
-//! A driver made of Rust functions: what this crate does with the driver's answers is tested without a GPU.
+//! A driver made of Rust functions: tests how this crate handles the driver's results, without a GPU.
 //!
-//! One world for the process, so [`Fake::new`] lets one test in at a time and starts afresh. Memory is numbers,
-//! streams are numbers, and every launch is written down as the bytes that the driver would have read.
+//! There is one fake per process, so [`Fake::new`] admits one test at a time and starts afresh. Memory is
+//! numbers, streams are numbers, and every launch is recorded as the bytes that the driver would have read.
 
 #[cfg(unix)]
 mod compile_tests;
@@ -41,7 +41,7 @@ pub(super) struct World {
     pub(super) stream_ids: BTreeMap<usize, u64>,
     /// What captured graphs hold, by graph.
     pub(super) held: Vec<(usize, Held)>,
-    /// Codes that the named call answers, each once.
+    /// Codes that the named call returns, each once.
     pub(super) failures: Vec<(&'static str, u32)>,
     /// Failures that become due with the next launch: the kernel goes wrong.
     pub(super) failures_of_kernel: Vec<(&'static str, u32)>,
@@ -75,7 +75,7 @@ impl World {
         self.next
     }
 
-    /// Writes the call down and answers with the failure that was ordered for it, if any.
+    /// Records the call and returns the failure that was set for it, if any.
     pub(super) fn answer(&mut self, call: &'static str) -> u32 {
         if self.record {
             self.calls.push(call);
@@ -113,7 +113,7 @@ impl Fake {
         Self { device, _turn: turn }
     }
 
-    /// Orders the next answer of `call`.
+    /// Sets the next result of `call`.
     pub(super) fn fail(&self, call: &'static str, code: u32) {
         world(|world| world.failures.push((call, code)));
     }

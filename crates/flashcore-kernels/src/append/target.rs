@@ -1,4 +1,4 @@
-//! Where a row of an append goes, and how its elements are rounded to what a cache is made of. Called by `append`.
+//! Where a row of an append goes, and how its elements are rounded to the cache's type. Called by `append`.
 
 use flashcore_core::{AppendProblem, DType};
 use flashcore_tile::{Builder, F32, Pred, Reg, U32, U64};

@@ -1,5 +1,5 @@
-//! Rotary embedding of a row that is appended: pairs of features are turned by angles of the row's position. Called by
-//! `append`.
+//! Rotary embedding of a row that is appended: pairs of features are rotated by angles of the row's position. Called
+//! by `append`.
 
 use flashcore_core::{AppendProblem, DType};
 use flashcore_tile::{Builder, F32, Params, Pred, Reg, U32, U64};
@@ -12,10 +12,10 @@ use crate::{parts::elements::load, slots::append as slots};
 pub(super) struct Turn {
     pub(super) cos: Reg<U64>,
     pub(super) sin: Reg<U64>,
-    /// Pairs that are turned.
+    /// Pairs that are rotated.
     pub(super) pairs: Reg<U32>,
     pub(super) last_position: Reg<U32>,
-    /// How far the positions of neighbouring queries are apart: 1, or 0 where they stand together.
+    /// How far the positions of neighbouring queries are apart: 1, or 0 if they share one.
     pub(super) query_step: Reg<U32>,
 }
 
@@ -64,7 +64,7 @@ impl Turn {
         [b.let_(self.cos + bytes), b.let_(self.sin + bytes)]
     }
 
-    /// A pair, turned where it is one of those.
+    /// A pair, rotated if it is one of those.
     pub(super) fn turned(
         b: &mut Builder,
         place: Place,

@@ -1,4 +1,4 @@
-//! Everything that decides the text of a kernel.
+//! The config: everything that determines a kernel's text.
 
 use flashcore_core::{BackwardProblem, DType};
 use flashcore_ptx::ident::Ident;
@@ -20,7 +20,7 @@ const ROOM: u32 = 180;
 pub struct Config {
     /// Whose gradients it computes: a CTA holds tiles of these, and those of the other side stream past.
     pub side: Side,
-    /// What all tensors are made of; probabilities and slopes are rounded to it too.
+    /// Element type of all tensors; probabilities and slopes are rounded to it too.
     pub input: Half,
     /// What becomes of gradients.
     pub ending: Ending,
@@ -34,7 +34,7 @@ pub struct Config {
     pub lengths: LengthsKind,
     /// Scores are limited by a hyperbolic tangent.
     pub softcap: bool,
-    /// How the work is cut.
+    /// How the work is split.
     pub shape: Shape,
 }
 
@@ -50,7 +50,7 @@ pub enum Ending {
 }
 
 impl Ending {
-    /// What a problem asks for.
+    /// What a problem requires.
     pub fn of(problem: &BackwardProblem) -> Self {
         match (problem.accumulate(), problem.grad_dtype()) {
             (true, _) => Self::Added,
@@ -104,8 +104,8 @@ pub enum Order {
     Static,
     /// A CTA takes the next tile when it is done: evens out tiles of different length.
     Atomic,
-    /// As `Atomic`, and a CTA has no tile before it takes one, so that whoever waits for an earlier tile waits for one
-    /// that somebody has.
+    /// Like `Atomic`, and a CTA has no tile before it draws one, so a wait for an earlier tile is for one that a CTA
+    /// has drawn.
     Drawn,
 }
 

@@ -1,21 +1,21 @@
 //! The gradients of attention for Hopper (sm_90a): TMA, wgmma, warp specialisation, a persistent tile schedule.
 //!
-//! Two kernels of one text. Each CTA holds a pair of tiles (K and V, or Q and dO) while the pairs of the other side stream
-//! past; each consumer warpgroup owns 64 held rows. Of every streamed pair it makes scores and slopes by two products,
-//! P and dS of these in registers, and multiplies them with the streamed tiles once more:
+//! Two kernels from one source. Each CTA holds a pair of tiles (K and V, or Q and dO) while the pairs of the other side
+//! are streamed; each consumer warpgroup owns 64 held rows. For every streamed pair it computes scores and slopes by
+//! two products, P and dS from these in registers, and multiplies them with the streamed tiles again:
 //!
 //! | side | held | streamed | sums in registers |
 //! | --- | --- | --- | --- |
 //! | [`Side::Keys`] | K, V | Q, dO | dK += dSᵀ·Q, dV += Pᵀ·dO |
 //! | [`Side::Queries`] | Q, dO | K, V | dQ += dS·K |
 //!
-//! Or one kernel does all: keys are held, and consumers hand dS over to a `mover`, which multiplies it with K and adds dQ to
-//! f32 sums in memory, tile after tile in a fixed order; [`crate::backward_sums`] rounds the sums. That is five products
-//! for each pair instead of seven, for the traffic of the sums.
+//! Or one kernel does everything: keys are held, and consumers pass dS to a `mover`, which multiplies it with K and adds dQ
+//! to f32 sums in memory, tile after tile in a fixed order; [`crate::backward_sums`] rounds the sums. That is five products
+//! per pair instead of seven, at the cost of the traffic of the sums.
 //!
-//! Where heads are wide, keys are held by a pair of consumers (`paired`), one for each of their gradients.
+//! For wide heads, a pair of consumers holds the keys (`paired`), one for each of their gradients.
 //!
-//! Either way results are the same bits in every run. Row terms (`−lse` in powers of two, minus
+//! Either way results are bitwise reproducible. Row terms (`−lse` in powers of two, minus
 //! the row sums) come from [`crate::backward_rows`]. `docs/hopper-gradients.md` explains the design.
 
 mod config;
@@ -212,13 +212,13 @@ struct Layout {
     landed: Option<u32>,
     /// What each thread of a consumer sets aside while pairs stream past.
     aside: Option<u32>,
-    /// dSᵀ on its way to the mover.
+    /// dSᵀ in flight to the mover.
     handed: Option<Pipeline>,
-    /// What dS on its way to the mover was multiplied by.
+    /// The factor of dS in flight to the mover.
     ranges: Option<Ranges>,
-    /// Weights on their way from one of a pair of consumers to the other.
+    /// Weights in flight from one of a pair of consumers to the other.
     passed: Option<Pipeline>,
-    /// Parts of dQ on their way from the mover to the writer.
+    /// Parts of dQ in flight from the mover to the writer.
     parts: Option<Pipeline>,
 }
 
@@ -280,8 +280,8 @@ impl Layout {
         }
     }
 
-    /// Rings of so many rows, features and stages, each stage given back by so many warps. Wide tiles lie next to each other,
-    /// with all barriers behind them.
+    /// Rings of so many rows, features and stages, each stage released by so many warps. Wide tiles lie next to each
+    /// other, with all barriers behind them.
     fn rings(b: &mut Builder, cfg: Config, rings: [(u32, u32, u32, u32); 4]) -> [Pipeline; 4] {
         let tile = |b: &mut Builder, (rows, dim, stages, _)| {
             b.smem_tile(cfg.input, [rows, cfg.padded(dim)], Swizzle::B128, stages)

@@ -1,8 +1,8 @@
-//! The mover: a warpgroup that multiplies dS, as consumers hand it over, with K, and puts dQ where the writer finds it.
+//! The mover: a warpgroup that multiplies the dS of the consumers with K, and puts dQ in shared memory for the writer.
 //!
 //! A part of dQ lies in shared memory in the order of an accumulator's registers: quad after quad (8 columns), in each four
-//! values of each thread. Sums in memory lie likewise, so that the writer adds a part by one copy: added from registers, it
-//! would take the way of all other loads and stores.
+//! values of each thread. Sums in memory have the same layout, so the writer adds a part with one copy: adding from
+//! registers would go through the load/store units.
 
 use std::cell::Cell;
 
@@ -172,7 +172,7 @@ impl<'a> Mover<'a> {
 }
 
 impl Consumer<'_> {
-    /// Waits until the mover has read what lies where dS of this pair will.
+    /// Waits until the mover has read the buffer that dS of this pair will overwrite.
     pub(super) fn wait_for_mover(&self, b: &mut Builder) {
         let Some(handed) = self.layout.handed else { return };
         self.handed_stage(b, &handed).wait_empty(b);
@@ -193,7 +193,7 @@ impl Consumer<'_> {
         }
     }
 
-    /// Hands over to the mover what was stored.
+    /// Passes what was stored to the mover.
     pub(super) fn hand_over(&self, b: &mut Builder) {
         let Some(handed) = self.layout.handed else { return };
         let stage = self.handed_stage(b, &handed);

@@ -1,10 +1,10 @@
-//! Packed sequences: the producer finds tiles in offsets that only the device knows, and rows leave one by one where a sequence
-//! ends among those of a warp.
+//! Packed sequences: the producer finds tiles in offsets that only the device knows, and rows are stored one by one where a
+//! sequence ends inside a warp's rows.
 //!
 //! Tensor maps cover the rows of all sequences; tiles of a sequence are shifted by its offset. The search is that of
-//! `forward_sm90/packed.rs`. Behind the last streamed row of a sequence lie those of another, which may hold anything: the producer
-//! clears them as it clears rows that are not used, and lets their terms say that they have no gradients. `producer.rs` and
-//! `store.rs` call this.
+//! `forward_sm90/packed.rs`. After the last streamed row of a sequence come those of another, which may hold anything: the producer
+//! clears them as it clears unused rows, and marks them in their terms as having no gradients. `producer.rs` and `store.rs` call
+//! this.
 
 use flashcore_core::{BackwardProblem, Problem};
 use flashcore_tile::{

@@ -1,14 +1,14 @@
-//! Two consumers that hold the same 64 keys, where heads are so wide that the gradients of keys and of values do not fit the
-//! registers of one.
+//! Two consumers that hold the same 64 keys, for heads so wide that the gradients of keys and of values do not fit in one's
+//! registers.
 //!
 //! | consumer | first product | makes | second product |
 //! | --- | --- | --- | --- |
 //! | [`Duty::Values`] | scores: K·Qᵀ | P, which it also passes on | dV += P·dO |
 //! | [`Duty::Keys`] | slopes: V·dOᵀ | dS of slopes and P | dK += dS·Q |
 //!
-//! Weights pass through shared memory as they were rounded. A thread has the same rows and columns as the one with its number
-//! in the other consumer, so that each leaves its registers for that one. The first may be two pairs ahead: its
-//! exponentials fall under the products of the other.
+//! Weights pass through shared memory as rounded. A thread has the same rows and columns as the same-numbered thread of the
+//! other consumer, so each passes its registers to that one. The first may be two pairs ahead: its exponentials overlap the
+//! products of the other.
 
 use flashcore_tile::{
     Acc, B32, Builder, Carried, Fragment, Pending, Reg, Shared, Stage, Start, U32, Val, Warpgroup,
@@ -168,7 +168,7 @@ impl Consumer<'_> {
         (scores, Work { made, sum })
     }
 
-    /// Makes probabilities of the current scores, passes them on, and gives the queries back.
+    /// Makes probabilities of the current scores, passes them on, and releases the queries.
     fn weigh_and_pass(&self, b: &mut Builder, run: &Run<'_>, scores: &Acc, probs: &Fragment) {
         let terms = self.streamed_terms(b).expect("queries stream");
         self.weigh(b, run, &terms, scores, Some(probs));
@@ -208,13 +208,13 @@ impl Consumer<'_> {
         (opened, work)
     }
 
-    /// The last pair of a held tile, which is given back.
+    /// The last pair of a held tile, which is released.
     fn last_paired_step(&self, b: &mut Builder, run: &Run<'_>, opened: Opened, duty: Duty) -> (Acc, Work) {
         let (product, sum, stage) = self.paired(b, run, opened, duty, Place::Last);
         (product, self.settle(b, sum, &stage))
     }
 
-    /// Waits for the gradient and gives back what it was multiplied with.
+    /// Waits for the gradient and releases what it was multiplied with.
     fn settle(&self, b: &mut Builder, sum: Pending<(Acc, Fragment)>, stage: &Stage) -> Work {
         let (sum, made) = sum.wait(b);
         stage.release(b, self.leader);

@@ -1,7 +1,7 @@
 //! The producer: one warp that walks the tiles; its first lane issues every copy.
 //!
-//! Rows that a batch entry does not use may hold anything, and 0 · NaN is NaN: where the last streamed tile has such rows,
-//! the warp overwrites them with zeros before consumers learn that the tile is there.
+//! Unused rows of a batch entry may hold anything, and 0 · NaN is NaN: if the last streamed tile has such rows, the warp
+//! overwrites them with zeros before it signals to consumers that the tile is there.
 
 use flashcore_tile::{
     Builder, CHUNK_BYTES, Mbarrier, Pipeline, Pred, Reg, S32, Scope, Shared, Stage, TensorMap, U32, U64, Val,
@@ -155,7 +155,7 @@ impl<'a> Producer<'a> {
         b.sync_warp();
     }
 
-    /// Copies a held tile once its predecessor has been given back.
+    /// Copies a held tile once its predecessor has been released.
     fn held_tile(&self, b: &mut Builder, which: usize, of: Source) {
         let (pipeline, map) = (self.layout.held[which], self.args.held[which]);
         let stage = pipeline.stage(b, self.held);

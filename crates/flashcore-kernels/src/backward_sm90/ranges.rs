@@ -1,9 +1,9 @@
-//! The ranges in which warps of a fused kernel keep gradients of scores in f16, on their way to the mover.
+//! The factors that keep a fused kernel's gradients of scores in the range of f16, on their way to the mover.
 //!
-//! A warp moves its range by itself (`parts/range.rs`), but dQ is summed over the keys of all warps. An instruction of that
-//! product multiplies 16 keys, which are those of one warp. So each warp hands its factor on together with dS, and the mover,
-//! where it finds one that is not 1, multiplies the keys of warp after warp and brings the sums from the range of one to that
-//! of the next in between. Factors are powers of two: sums are those of numbers that were never multiplied.
+//! A warp chooses its own factor (`parts/range.rs`), but dQ is summed over the keys of all warps. An instruction of that
+//! product multiplies 16 keys, which are those of one warp. So each warp passes its factor along with dS, and if any is not 1
+//! the mover multiplies the keys warp by warp and rescales the sums from one range to the next in between. Factors are powers
+//! of two: sums are as if nothing had been scaled.
 
 use flashcore_tile::{Acc, Builder, F32, MatrixOperand, Reg, Shared, Start, U32, Uniform, Val, Warpgroup};
 
@@ -17,7 +17,7 @@ const AT_ONCE: usize = 4;
 /// The bits of a factor of 1, all of which no smaller power of two has.
 const ONE: u32 = 0x3f80_0000;
 
-/// Where factors lie: one of each consumer's warp for each tile of dS on its way to the mover.
+/// Where factors lie: one of each consumer's warp for each tile of dS in flight to the mover.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ranges {
     offset: u32,
@@ -86,7 +86,7 @@ impl Factors {
     }
 }
 
-/// Brings sums from one range to another.
+/// Rescales sums from one range to another.
 fn move_range(b: &mut Builder, sums: &Acc, from: Reg<F32>, to: Reg<F32>) {
     let back = inverse(b, from);
     let change = b.let_(to * back);
@@ -94,7 +94,7 @@ fn move_range(b: &mut Builder, sums: &Acc, from: Reg<F32>, to: Reg<F32>) {
 }
 
 impl Consumer<'_> {
-    /// Hands the factor of this warp to the mover, together with the dS that were multiplied by it.
+    /// Passes the factor of this warp to the mover, together with the dS that were multiplied by it.
     pub(super) fn hand_range(&self, b: &mut Builder, range: Option<Range>) {
         let Some(((ranges, range), handed)) = self.layout.ranges.zip(range).zip(self.layout.handed) else {
             return;

@@ -1,4 +1,4 @@
-//! Which tile a CTA works on next, how the producer tells its consumers, and which streamed tiles it needs.
+//! Which tile a CTA works on next, how the producer tells its consumers, and which streamed tiles the tile needs.
 
 use flashcore_tile::{Builder, Cond, Pred, Reg, S32, Shared, U32, Val};
 
@@ -28,7 +28,7 @@ pub(super) struct Tile {
     pub(super) before: Option<[Reg<U32>; 2]>,
 }
 
-/// The streamed tiles of a held one, `begin..end`: those in `whole_begin..whole_end` hide nothing.
+/// The streamed tiles of a held one, `begin..end`: those in `whole_begin..whole_end` mask nothing.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Streamed {
     pub(super) begin: Reg<S32>,
@@ -177,7 +177,7 @@ impl Tile {
         Streamed { begin, whole_begin, whole_end, end }
     }
 
-    /// Tells consumers that this is their next tile.
+    /// Signals to consumers that this is their next tile.
     pub(super) fn post(&self, b: &mut Builder, cfg: Config, to: Shared) {
         // The tile is counted from one, so that zero says that there is none.
         let block = b.let_(self.block + 1);
@@ -192,7 +192,7 @@ impl Tile {
         }
     }
 
-    /// Tells consumers that there is no further tile.
+    /// Signals to consumers that there is no further tile.
     pub(super) fn post_end(b: &mut Builder, cfg: Config, to: Shared) {
         b.store_shared::<U32>(to, &[Val::Const(0); 4]);
         if cfg.cuts() {

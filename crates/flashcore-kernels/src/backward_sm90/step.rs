@@ -5,8 +5,8 @@
 //! this group               │ exponentials│ dS        │                    │ exponentials …
 //! ```
 //!
-//! Scores of the next pair are multiplied behind the gradients of this one, so that a group's tensor cores wait only where
-//! its exponentials take longer than a product, and others multiply meanwhile.
+//! Scores of the next pair are issued right after the gradients of this one, so a group's tensor cores wait only if its
+//! exponentials take longer than a product, and other groups multiply meanwhile.
 
 use flashcore_tile::{Acc, Builder, Carried, Fragment, Pending, Reg, S32, Stage, Start, U32, Val, Warpgroup};
 
@@ -21,7 +21,7 @@ use crate::parts::{mask::thread_column, range::Range};
 
 /// The registers of a tile beside its scores.
 pub(super) struct Work {
-    /// dO·Vᵀ or its transpose, where it does not lie where scores do.
+    /// dO·Vᵀ or its transpose, if not in the registers of scores.
     slopes: Option<Acc>,
     /// P, where values have gradients.
     probs: Option<Fragment>,
@@ -142,7 +142,7 @@ impl Consumer<'_> {
         (opened, work)
     }
 
-    /// The last pair of a held tile, which is given back.
+    /// The last pair of a held tile, which is released.
     pub(super) fn last_step(&self, b: &mut Builder, run: &Run<'_>, (scores, work): Opened) -> (Acc, Work) {
         let (scores, issued) = self.pair(b, run, scores, work, Place::Last);
         let settled = self.settle_second(b, issued);
@@ -237,14 +237,14 @@ impl Consumer<'_> {
         self.weights(b, terms, scores, probs);
     }
 
-    /// Waits for the gradient of values, if there is one, and gives dO back.
+    /// Waits for the gradient of values, if there is one, and releases dO.
     fn settle_second(&self, b: &mut Builder, issued: Issued) -> Settled {
         let Issued { slopes, first, values, stages } = issued;
         let (second, probs) = values.map(|values| self.settle_values(b, values, &stages[1])).unzip();
         Settled { slopes, first, second, probs, stage: stages[0] }
     }
 
-    /// Waits for the gradient of keys or queries, and gives the rest of the pair back.
+    /// Waits for the gradient of keys or queries, and releases the rest of the pair.
     fn settle_first(&self, b: &mut Builder, settled: Settled) -> Work {
         let Settled { slopes, first, second, probs, stage } = settled;
         let (first, ds) = first.wait(b);
@@ -253,14 +253,14 @@ impl Consumer<'_> {
         Work { slopes, probs, ds, first, second }
     }
 
-    /// Gives a held tile back after its last product.
+    /// Releases a held tile after its last product.
     pub(super) fn give_back_held(&self, b: &mut Builder, which: usize, place: Place) {
         if place == Place::Last && (which == 0 || !self.cfg.gathers_in_held()) {
             self.held_stage(b, which).release(b, self.leader);
         }
     }
 
-    /// Hides what the held rows of this thread must not see of a streamed tile.
+    /// Masks what the held rows of this thread must not see of a streamed tile.
     fn hide(&self, b: &mut Builder, run: &Run<'_>, scores: &Acc) {
         // Where queries stream, those beyond the last have no probabilities, so that only the mask hides anything.
         let others = self.cfg.hides_others();

@@ -1,5 +1,5 @@
 //! The end of a held tile: a warp's 16 rows of a gradient go to shared memory and from there by tensor copy to global
-//! memory, 64 columns at a time; those in f32 leave from registers.
+//! memory, 64 columns at a time; f32 gradients are stored from registers.
 
 use flashcore_tile::{Acc, Builder, F32, Pred, Reg, Shared, TensorMap, U32, Val};
 

@@ -1,7 +1,7 @@
-//! The terms of rows, `−lse` in powers of two and minus the row sum, as the threads of an accumulator want them.
+//! The terms of rows, `−lse` in powers of two and minus the row sum, in the layout of an accumulator's threads.
 //!
-//! Where rows of the problem are rows of the accumulator, a thread has two of them for a whole tile. Where they are its
-//! columns, a thread reads those of its columns for every streamed tile.
+//! If rows of the problem are rows of the accumulator, a thread has two of them for a whole tile. If they are its
+//! columns, a thread reads the terms of its columns for every streamed tile.
 
 use flashcore_tile::{Builder, F32, ROWS_PER_THREAD, Reg, Scope, Shared};
 

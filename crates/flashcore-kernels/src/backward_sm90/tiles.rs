@@ -1,4 +1,4 @@
-//! Held tiles of a consumer, one after another: all pairs that stream past a tile, then its gradients.
+//! Held tiles of a consumer, one after another: all streamed pairs of a tile, then its gradients.
 
 use std::cell::Cell;
 
@@ -34,7 +34,7 @@ pub(super) struct Ways<'a, W> {
     pub(super) begun: Way<'a, (Acc, W), InFlight<W>>,
     /// One pair, with the first product of the next issued.
     pub(super) step: Way<'a, InFlight<W>, InFlight<W>>,
-    /// The last pair, after which the held tiles are given back.
+    /// The last pair, after which the held tiles are released.
     pub(super) last: Way<'a, InFlight<W>, (Acc, W)>,
 }
 
@@ -192,7 +192,7 @@ impl Consumer<'_> {
         ended.1
     }
 
-    /// Gives back held tiles that nothing streams past.
+    /// Releases held tiles that nothing streams past.
     fn skip(&self, b: &mut Builder) {
         for which in [0, 1] {
             let stage = self.held_stage(b, which);
@@ -200,7 +200,7 @@ impl Consumer<'_> {
         }
     }
 
-    /// Waits for a held tile that nothing is multiplied with, and gives it back if that is to be done here. No product has
+    /// Waits for a held tile that nothing is multiplied with, and releases it if that is to be done here. No product has
     /// brought the lanes together: the stage may not be filled again while some of them still wait.
     pub(super) fn give_back_unused(&self, b: &mut Builder, stage: &Stage, here: bool) {
         stage.wait_full(b);

@@ -1,7 +1,7 @@
-//! The product that makes the gradient of values, dV += Pᵀ·dO: when it is issued, and what becomes of its registers.
+//! The product for the gradient of values, dV += Pᵀ·dO: when it is issued, and what happens to its registers.
 //!
-//! It is issued behind the exponentials or, where there are too few registers for exponentials on the other side of a
-//! branch, right with them: `Config::multiplies_values_early`.
+//! It is issued after the exponentials or, if there are too few registers for exponentials on the other side of a
+//! branch, together with them: `Config::multiplies_values_early`.
 
 use flashcore_tile::{Acc, Builder, Fragment, Pending, Stage, Start};
 
@@ -12,7 +12,7 @@ pub(super) enum Values {
     /// They are not multiplied yet.
     Due(Acc, Fragment),
     Issued(Pending<(Acc, Fragment)>),
-    /// They have been multiplied, and dO was given back.
+    /// They have been multiplied, and dO was released.
     Done(Acc, Fragment),
 }
 
@@ -52,7 +52,7 @@ impl Consumer<'_> {
         Values::Done(acc, probs)
     }
 
-    /// Waits for a product in flight, and gives dO back after it.
+    /// Waits for a product in flight, and releases dO after it.
     pub(super) fn settle_values(&self, b: &mut Builder, values: Values, stage: &Stage) -> (Acc, Fragment) {
         match values {
             Values::Issued(product) => {

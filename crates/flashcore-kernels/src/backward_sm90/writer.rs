@@ -1,14 +1,14 @@
-//! The writer: a warp that adds the parts of dQ, as the mover leaves them in shared memory, to sums in memory.
+//! The writer: a warp that adds the parts of dQ, which the mover left in shared memory, to sums in memory.
 //!
-//! Tiles of keys that see the same queries add to them in the order of their numbers, so that sums are the same bits in every
-//! run. A writer tells how far it has come by a number in memory and waits until the writer of the tile before is past the
-//! place at which it wants to add. CTAs draw tiles in order, so that nobody waits for a tile that nobody has. All walk the
-//! queries in the same direction, so that one stays behind the other by a step.
+//! Key tiles that see the same queries add to them in the order of their numbers, so that sums are bitwise reproducible. A
+//! writer publishes its progress as a number in memory and waits until the writer of the previous tile is past the place at
+//! which it wants to add. CTAs draw tiles in order, so nobody waits for a tile that no CTA has drawn. All walk the queries in
+//! the same direction, so each stays one step behind the previous.
 //!
-//! A writer waits until its additions have been made before it tells, and the next one adds after it has read that: additions
-//! are made in L2, in this order, whatever else of a thread's writes others see. So numbers are told without a fence, which
-//! would wait for everything that is under way and made the writer the slowest of all. [`crate::backward_sums`] puts the sums
-//! in order and leaves zeros.
+//! A writer waits until its additions are done before it publishes, and the next one adds after it has read that: additions
+//! are made in L2, in this order, whichever other writes of a thread are visible. So numbers are published without a fence,
+//! which would wait for everything in flight and made the writer the bottleneck. [`crate::backward_sums`] puts the sums in
+//! order and leaves zeros.
 
 use std::cell::Cell;
 
@@ -18,7 +18,7 @@ use flashcore_tile::{Builder, Expr, Global, Params, Pipeline, Pred, Reg, Scope, 
 use super::{Arguments, Config, Layout, ROWS_PER_GROUP, mover::Part, packed, producer::info, schedule::Tile};
 use crate::{backward_sums::QUAD_BYTES, slots::backward as slots};
 
-/// What a tile tells when all of it has been added.
+/// What a tile publishes when all of it has been added.
 const DONE: u32 = i32::MAX as u32;
 
 /// Where dQ is summed, as registers.
@@ -59,13 +59,13 @@ pub(super) struct Writer<'a> {
 
 /// A tile's place among those of its head.
 struct Place {
-    /// Where this tile tells how far it is, and the one before it did.
+    /// Where this tile publishes its progress, and the previous one did.
     own: Reg<U64>,
     before: Global,
     /// Whether this is the first, and the last, of a head.
     first: Pred,
     last: Pred,
-    /// What the tile before told last.
+    /// What the previous tile published last.
     seen: Reg<U32>,
 }
 
@@ -197,7 +197,7 @@ impl<'a> Writer<'a> {
         });
     }
 
-    /// Tells that everything before `at` has been added.
+    /// Publishes that everything before `at` has been added.
     fn tell(&self, b: &mut Builder, place: &Place, at: impl Into<Expr<U32>>) {
         let at = at.into();
         b.predicated(place.last.not(), |b| b.tell(place.own, at));

@@ -1,7 +1,7 @@
-//! Units of a row that are CTAs of one cluster: their parts meet in shared memory.
+//! Units of a row as CTAs of one cluster: their parts are merged in shared memory.
 //!
-//! Every CTA ends a share of the row's places, and the others send it what they have of those. A store that completes on
-//! the receiver's barrier needs no fence, no counter and no second trip to memory.
+//! Every CTA finishes a share of the row's columns, and the others send it their values of those. A store that completes
+//! on the receiver's barrier needs no fence, no counter and no second trip to memory.
 
 use flashcore_tile::{Builder, Mbarrier, Reg, Scope, Shared, U32, Val};
 
@@ -50,7 +50,7 @@ impl Exchange {
         [each, b.let_((all - before).min(each))]
     }
 
-    /// Prepares to count messages, and tells the cluster so.
+    /// Prepares to count messages, and signals that to the cluster.
     pub(super) fn open(&self, b: &mut Builder, cfg: &Config, unit: &Unit) {
         let [_, own] = self.shares(b, cfg, unit);
         let bytes = match cfg.invariant {
@@ -96,7 +96,7 @@ impl Exchange {
         self.end_own(b, end, (each, own));
     }
 
-    /// Sends a place of part `number` to whoever ends it.
+    /// Sends a place of part `number` to the CTA that finishes it.
     fn send(
         &self,
         b: &mut Builder,

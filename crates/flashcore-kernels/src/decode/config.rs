@@ -1,4 +1,4 @@
-//! Everything that decides the text of the kernel.
+//! The config: everything that determines the kernel's text.
 
 use flashcore_core::DType;
 use flashcore_ptx::{
@@ -29,19 +29,19 @@ const HELD_PLACES: u32 = 2;
 pub struct Config {
     /// The oldest architecture that runs it.
     pub target: Target,
-    /// What Q is made of, and what K is multiplied as.
+    /// Element type of Q, and what K is multiplied as.
     pub input: Half,
-    /// What K and V are made of: as Q, or E4M3, which is widened on its way to tensor cores.
+    /// Element type of K and V: as Q, or E4M3, which is widened before the products.
     pub cache: Element,
     /// Whether keys and values of 8 bits have factors.
     pub scaled: bool,
-    /// What the output is made of: as the input, or f32.
+    /// Element type of the output: as the input, or f32.
     pub output: Element,
     /// Features of queries and keys: a multiple of 8.
     pub dim_qk: u32,
     /// Features of values: a multiple of 8.
     pub dim_v: u32,
-    /// How the work is cut.
+    /// How the work is split.
     pub shape: Shape,
     /// Rows of a tile that there is room for where clusters exchange them, or pieces are folded; 0 elsewhere.
     pub rows: u32,
@@ -88,7 +88,7 @@ pub enum Copies {
 pub enum Order {
     /// Each CTA has one unit; the grid says how many share a row.
     Grid,
-    /// As many CTAs as the GPU holds share all keys evenly.
+    /// All keys are split evenly over as many CTAs as the GPU holds.
     Even,
     /// The CTAs of a cluster, from sm_90 on, share a row.
     Cluster {

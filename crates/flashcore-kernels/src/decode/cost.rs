@@ -1,9 +1,9 @@
-//! About how long a config takes, to choose between configs: the start, the keys of the busiest SM at the rate at which it
-//! gets them, and the end, where CTAs that share rows put their parts together.
+//! Roughly how long a config takes, to choose between configs: the start, the keys of the busiest SM at the rate at which
+//! they arrive, and the end, where CTAs that share rows merge their parts.
 //!
 //! The constants were fitted to 350 tiles over nine shapes, from one sequence of 1,024 keys to 128 of 2,048, measured on an
-//! H200 (`bench/runs/2026-11-16-h200-decode-tiles.jsonl`). What counts is not the time but which config has the least: the one
-//! chosen was never more than 1 % from the best.
+//! H200 (`bench/runs/2026-11-16-h200-decode-tiles.jsonl`). What matters is not the time itself but which config has the
+//! lowest: the one chosen was never more than 1 % from the best.
 
 use flashcore_core::Problem;
 
@@ -19,7 +19,7 @@ const START: f64 = 1100.0;
 /// Bytes per nanosecond that one SM gets at most, and that each gets where all read.
 const ALONE: f64 = 56.0;
 const TOGETHER: f64 = 34.5;
-/// Nanoseconds from a request to its bytes, where many are under way.
+/// Nanoseconds from a request to its bytes, where many are in flight.
 const LATENCY: f64 = 3000.0;
 /// Nanoseconds of another round of CTAs behind the first.
 const ROUND: f64 = 1630.0;

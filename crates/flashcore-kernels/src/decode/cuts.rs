@@ -1,11 +1,11 @@
-//! Where keys are cut if bits must not depend on the batch: at places that follow from the numbers of keys alone.
+//! Where keys are split if bits must not depend on the batch: at places that depend only on the numbers of keys.
 //!
-//! A *span* is 128 keys. A row is cut into pieces of one width, which follows from its own number of keys: one span up to
+//! A *span* is 128 keys. A row is split into pieces of one width, which depends on its own number of keys: one span up to
 //! 1,024 keys, two up to 4,096, four up to 16,384 and so on, at multiples of the width. Pieces are about as wide as there are
-//! many: short rows have enough of them for a cluster, and long ones few enough that nobody waits for what meets at their
-//! ends. What lies between two cuts is computed by itself, from nothing, and results are folded one by one in the order of
-//! their keys: the same bits, whichever CTAs compute how many of them. Where a window bounds the keys of a query, its width
-//! takes the place of their number.
+//! many: short rows have enough of them for a cluster, and long ones few enough that merging at their ends does not stall.
+//! What lies between two cuts is computed by itself, from scratch, and results are merged one by one in the order of their
+//! keys: the same bits, whichever CTAs compute how many of them. Where a window bounds the keys of a query, its width takes
+//! the place of their number.
 
 use flashcore_core::Problem;
 use flashcore_tile::{Builder, Params, Reg, U32};

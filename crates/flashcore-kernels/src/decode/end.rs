@@ -1,6 +1,6 @@
-//! The end of a unit: its warps' parts become one, which is the result or, where units share rows, a part of it.
+//! The end of a unit: its warps' parts are merged into the result or, if units share rows, a part of it.
 //!
-//! Units of a row tile count themselves done; whoever is last merges the parts of all, in the order of their keys, so that
+//! Units of a row tile count up when done; the last one merges the parts of all, in the order of their keys, so that
 //! bits do not depend on timing, and leaves the counter at zero.
 
 use flashcore_tile::{
@@ -153,7 +153,7 @@ impl End<'_> {
         );
     }
 
-    /// Where a place's row lies in part number `part`.
+    /// Where a place's row is in part number `part`.
     fn in_part(&self, b: &mut Builder, shared: SharedRows, part: Reg<U32>, place: Place) -> Reg<U64> {
         let rows = b.let_(part.mul_wide(self.args.rows));
         let row = b.let_(rows + place.row.widen());

@@ -1,10 +1,10 @@
-//! All keys of all sequences, shared evenly among as many CTAs as the GPU holds.
+//! All keys of all sequences, split evenly over as many CTAs as the GPU holds.
 //!
-//! CTAs form teams, whose members read the same keys, each of a head of its own: in caches where heads of a key lie side by
-//! side, what a team reads at a time is one piece of memory. Turns of all sequences, one after another, are cut into ranges
-//! of equal length, one for each team, whatever the lengths are that the kernel finds; where all sequences have as many, a
-//! little longer ranges may end where sequences do. Each CTA counts all turns for itself: the host knows upper bounds at
-//! most, and nothing has to be kept from one launch to the next.
+//! CTAs form teams, whose members read the same keys, each for its own head: in caches where heads of a key are adjacent, a
+//! team reads one piece of memory at a time. Turns of all sequences, one after another, are split into ranges of equal
+//! length, one for each team, whatever lengths the kernel finds; if all sequences are equally long, slightly longer ranges
+//! may end where sequences do. Each CTA counts all turns for itself: the host knows upper bounds at most, and no state is
+//! kept between launches.
 
 use flashcore_core::Problem;
 use flashcore_tile::{Builder, Cta, Reg, Scope, Shared, U32};

@@ -1,8 +1,8 @@
-//! Pieces of a row, one after another, where bits must not depend on the batch (see `cuts.rs`).
+//! Pieces of a row, one after another, for bits that do not depend on the batch (see `cuts.rs`).
 //!
-//! At every cut the warps' parts of the piece become one in shared memory, and warps start anew, while their rings go on.
-//! A CTA that has the first piece of a row folds its pieces into what it has; what others have goes to where the row is
-//! folded as a whole: to memory, or to the CTAs of the cluster. All of them fold by the same arithmetic, one piece at a time.
+//! At every cut the warps' parts of the piece are merged in shared memory, and warps start over, while their rings keep
+//! running. The CTA with the first piece of a row merges its pieces into its result; other CTAs send theirs to where the
+//! whole row is merged: to memory, or to the CTAs of the cluster. All merge with the same arithmetic, one piece at a time.
 
 use flashcore_tile::{Builder, Cta, MMA_M, Reg, S32, Scope, Shared, U32, Uniform, Val};
 

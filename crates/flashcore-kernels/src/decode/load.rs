@@ -1,7 +1,7 @@
-//! Copies of 16 bytes per thread: how a team of threads shares a tile, and the queries, which all threads copy.
+//! Copies of 16 bytes per thread: how a team of threads splits a tile, and the queries, which all threads copy.
 //!
 //! Neighbouring threads copy neighbouring chunks of a row, and a thread keeps its chunk over all rows that it copies. Rows
-//! that are not there, and columns that only pad, become zeros without being read.
+//! past the end and padding columns become zeros without being read.
 
 use flashcore_tile::{Builder, CHUNK_BYTES, CopyWidth, Pred, Reg, Shared, SmemTile, U32, U64};
 

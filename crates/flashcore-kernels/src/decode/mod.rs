@@ -1,16 +1,16 @@
-//! Attention of few queries over many keys, from sm_80 on: K and V pass once, at the speed of memory.
+//! Attention of few queries over many keys, from sm_80 on: K and V are read once, at memory bandwidth.
 //!
 //! ```text
 //! unit        the queries of all heads that share a key head, against a range of its keys: one CTA
 //! warp        every n-th key tile of the unit, through a ring of its own, with a reference and sums of its own
 //! end         warps meet in shared memory; units of a row meet in global memory, where the last merges all in order
 //! ```
-//! Rows of a tile are queries × heads of a group, padded to 16 or 32. Tensor cores have time to spare, so that what counts
-//! is how many bytes are under way: each warp keeps `stages` tiles of K and of V in flight, and waits for them apart. No
-//! warp waits for another before its keys are through. How many units share a row is told by the grid, how many keys
-//! each of them has by the row's own length, which the kernel reads when it runs. Keys and values of 8 bits go through the
-//! ring as they are, two in 16 bits, and are widened in registers, see `narrow.rs`.
-//! Reads Q, K, V, SINKS, FACTORS_*, LENGTHS_*, TABLE; writes OUT and, unless it is null, LSE (see [`crate::slots`]).
+//! Rows of a tile are queries × heads of a group, padded to 16 or 32. Tensor cores have time to spare, so what counts is
+//! how many bytes are in flight: each warp keeps `stages` tiles of K and of V in flight, and waits for them separately. No
+//! warp waits for another before its keys are done. The grid says how many units share a row, and the row's own length,
+//! which the kernel reads when it runs, how many keys each of them has. Keys and values of 8 bits go through the ring
+//! unconverted, two in 16 bits, and are widened in registers, see `narrow.rs`. Reads Q, K, V, SINKS, FACTORS_*, LENGTHS_*,
+//! TABLE; writes OUT and, unless it is null, LSE (see [`crate::slots`]).
 
 mod cluster;
 mod config;
@@ -89,7 +89,7 @@ pub(crate) struct Arguments {
     sequences: Reg<U32>,
     /// Key tiles of a unit at least.
     least_tiles: Reg<U32>,
-    /// Where keys are cut, if the batch has no say in it.
+    /// Where keys are split, if bits do not depend on the batch.
     cuts: Option<Cuts>,
     lengths: LengthArguments,
     pages: Option<PageArguments>,
@@ -156,11 +156,11 @@ pub(crate) struct Layout {
     v: SmemTile,
     /// Parts of all warps: where the first lies, and bytes from one to the next.
     parts: [u32; 2],
-    /// Where the thread that counts units tells the others what it found.
+    /// Where the thread that counts units publishes its result to the others.
     found: u32,
     /// Barriers of all warps' stages, where tensor copies fill them.
     barriers: Option<u32>,
-    /// Where parts of a cluster meet.
+    /// Where parts of a cluster are merged.
     exchange: Option<Exchange>,
     /// Where pieces are folded.
     folded: Option<u32>,

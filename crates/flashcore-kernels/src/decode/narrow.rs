@@ -1,7 +1,7 @@
-//! Products with keys and values of 8 bits, widened in registers right before: memory and shared memory see half the bytes.
+//! Products with keys and values of 8 bits, widened in registers just before: half the bytes in memory and shared memory.
 //!
-//! `ldmatrix` moves 16 bits as one, here two neighbouring features. What that makes of the layouts of operands is not
-//! undone but carried along, so that no lane asks another:
+//! `ldmatrix` moves 16 bits as a unit, here two neighbouring features. The resulting operand layouts are not undone
+//! but carried along, so that lanes need no shuffles:
 //!
 //! * A lane gets features 4t to 4t + 3 of a key, where a product over 16 features expects 2t, 2t + 1, 2t + 8 and 2t + 9.
 //!   Queries are read in the same order ([`SpreadQueries`]), and a sum over features does not mind.

@@ -1,4 +1,4 @@
-//! Which page a key lies in: numbers of the table, fetched a turn before they are needed.
+//! Which page a key lies in: numbers of the table, prefetched one turn ahead.
 
 use flashcore_core::Problem;
 use flashcore_tile::{Builder, Params, Reg, S32, Scope, U32, U64};
@@ -75,7 +75,7 @@ impl Pages {
         entry
     }
 
-    /// As [`fetch`](Self::fetch), into registers that hold another.
+    /// Like [`fetch`](Self::fetch), into registers that hold another.
     pub(super) fn fetch_into(
         &self,
         b: &mut Builder,
@@ -92,7 +92,7 @@ impl Pages {
         b.predicated(key.lt(unit.sequence.keys), |b| b.load_global_into([entry.page], at));
     }
 
-    /// The page of an entry, which has arrived, brought into the range of the pages.
+    /// The page of an entry, which has arrived, clamped to the range of the pages.
     pub(super) fn page(&self, b: &mut Builder, entry: Entry) -> Reg<U32> {
         b.let_(entry.page.signed().max(0).min(self.args.last.signed()).unsigned())
     }

@@ -1,4 +1,4 @@
-//! Parts of rows, each over other keys, and how they become one.
+//! Parts of rows, each over different keys, and how they are merged.
 //!
 //! A row of a part is a head (reference in powers of two, sum of probabilities, the same with the largest ones rounded)
 //! and its values, all f32. A thread merges four columns of a row at a time, always in the order of the keys.

@@ -25,7 +25,7 @@ impl Block {
         Self { output, softmax: Softmax::new(b, scale.log2, cfg.products()) }
     }
 
-    /// Starts anew, as if no key had been seen.
+    /// Starts over, as if no key had been seen.
     pub(super) fn restart(&self, b: &mut Builder) {
         self.output.fill(b, 0.0);
         self.softmax.restart(b);

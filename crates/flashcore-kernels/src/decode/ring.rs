@@ -122,7 +122,7 @@ impl<'a> Ring<'a> {
         b.let_(self.unit.sequence.keys.signed() - tile * self.cfg.shape.tile_n as i32)
     }
 
-    /// Gives this turn's tile back: the one that takes its place is on its way.
+    /// Releases this turn's tile: the one that takes its place is in flight.
     pub(super) fn refill(&self, b: &mut Builder, which: Which) {
         b.sync_warp();
         self.load(b, which, (self.cfg.shape.stages, self.stages.stage));

@@ -1,7 +1,7 @@
 //! Where a warp's tiles of keys or values come from, and how they get into its ring.
 //!
 //! Lanes copy 16 bytes each (`cp.async`), wherever rows lie: one after another, or each in a page of its own. Tensor copies,
-//! on Hopper and later, move a tile that lies together by one instruction of one lane, and tell a barrier when it is there.
+//! on Hopper and later, move a contiguous tile with one instruction of one lane, and signal a barrier when it has arrived.
 
 use flashcore_tile::{
     Builder, CHUNK_BYTES, CopyWidth, Mbarrier, Pred, Reg, S32, Shared, SmemTile, TensorMap, U32, U64, Val,

@@ -138,7 +138,7 @@ impl KeyLoop<'_> {
         ring.advance(b);
     }
 
-    /// Hides what rows do not see of a tile in which that may be.
+    /// Masks what rows do not see of a tile in which that may be.
     fn hide(&self, b: &mut Builder, scores: &[Acc]) {
         let tile = self.ring.tile;
         let cut = self.unit.sequence.tiles.hides(b, tile);

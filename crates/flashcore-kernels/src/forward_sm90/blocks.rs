@@ -1,7 +1,7 @@
 //! Factors of blocks: those of a consumer's queries, of each key tile, and of the features of values.
 //!
-//! A consumer's rows lie in one block of queries and a key tile in one block of keys, so that all scores of a step have one
-//! factor, which takes part in the multiplication before the exponential. Those of features are multiplied at the end.
+//! A consumer's rows lie in one block of queries and a key tile in one block of keys, so all scores of a step have one
+//! factor, which is folded into the multiplication before the exponential. Factors of features are applied at the end.
 
 use flashcore_tile::{Acc, Builder, F32, Global, Reg, S32, Scope, U64};
 

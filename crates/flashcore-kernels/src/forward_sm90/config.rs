@@ -1,4 +1,4 @@
-//! Everything that decides the text of the kernel.
+//! The config: everything that determines the kernel's text.
 
 use flashcore_core::DType;
 use flashcore_ptx::ident::Ident;
@@ -25,7 +25,7 @@ pub struct Config {
     pub blocks: bool,
     /// When what tensor cores have added up is added to the rest in f32.
     pub settles: Settles,
-    /// What the output is made of: as the input where that has 16 bits, or f32.
+    /// Element type of the output: as the input where that has 16 bits, or f32.
     pub output: Element,
     /// Whether the result is merged into what output and LSE hold already; the output is f32 then.
     pub accumulate: bool,
@@ -47,7 +47,7 @@ pub struct Config {
     pub sinks: Option<DType>,
     /// Query heads of a group that share a tile, row by row: a power of two up to 64; 1 where rows of one head fill it.
     pub pack: u32,
-    /// How the work is cut.
+    /// How the work is split.
     pub shape: Shape,
     /// How consumers share the tensor cores and the keys.
     pub policy: Policy,

@@ -5,8 +5,8 @@
 //! this group           | softmax(0) |             | softmax(1) |             | …           epilogue
 //! ```
 //!
-//! Others multiply while this group does its softmax. `step.rs` has the steady state, `tiles.rs` how tiles are opened and
-//! closed around it, `passing.rs` what is passed over, `rows.rs` where this thread's rows are.
+//! Others multiply while this group does its softmax. `step.rs` has the steady state, `tiles.rs` how tiles start and end
+//! around it, `passing.rs` which tiles are skipped, `rows.rs` where this thread's rows are.
 
 use flashcore_tile::{Builder, Major, MatrixOperand, Pred, Reg, U32, WARPGROUP, Warpgroup};
 

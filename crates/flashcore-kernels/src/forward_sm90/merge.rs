@@ -1,9 +1,9 @@
-//! The parts of a tile, computed by the CTAs of a cluster, become one: through shared memory, in the order of ranks, so
-//! that bits do not depend on timing.
+//! Merges the parts of a tile, computed by the CTAs of a cluster: through shared memory, in rank order, so that bits do
+//! not depend on timing.
 //!
 //! Each CTA merges a share of the columns, and the others send it their values of that share, thread by thread, from
-//! registers. A store that completes on the receiver's mbarrier needs no fence, while a barrier of the cluster that
-//! publishes what was written costs a fence of the whole GPU.
+//! registers. A store that completes on the receiver's mbarrier needs no fence, while a cluster barrier that
+//! publishes writes costs a GPU-wide fence.
 
 use flashcore_tile::{Acc, Builder, F32, Global, Reg, Shared, Val, WARPGROUP};
 

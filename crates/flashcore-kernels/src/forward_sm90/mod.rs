@@ -2,7 +2,7 @@
 //!
 //! One producer thread keeps the tensor-copy engine busy; each consumer warpgroup owns 64 query rows of a tile. A
 //! consumer issues the next tile's QKᵀ together with this tile's PV and does its softmax while the tensor cores work;
-//! the first QKᵀ of the next tile is issued behind the last PV of this one, so that the epilogue is covered too.
+//! the first QKᵀ of the next tile is issued right after the last PV of this one, to overlap the epilogue too.
 //!
 //! Features are padded inside the kernel: tensor copies fill columns beyond the tensor with zeros and clip them on the
 //! way out, and products run over no more than the features there are.

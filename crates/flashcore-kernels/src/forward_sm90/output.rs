@@ -1,11 +1,11 @@
 //! The output of a tile while it is computed.
 //!
-//! Tensor cores add up products of 8-bit numbers with 13 bits behind the point, cutting off what lies below. Over a key tile
-//! that takes little away; what it adds up to is then added to the rest in f32. Products of 16-bit numbers need nothing of
-//! the kind.
+//! Tensor cores accumulate products of 8-bit numbers with 13 fraction bits, truncating the rest. Over a key
+//! tile that loses little; the result is then added to the rest in f32. Products of 16-bit numbers need none of
+//! this.
 //!
-//! Behind their features, values of 8 bits have constants for every key. The sum of probabilities, as they were rounded, so
-//! comes out of the same products, cut off in the same way, and what both have lost cancels in the quotient.
+//! After their features, values of 8 bits have constants for every key. So the same products also sum the rounded
+//! probabilities, truncated in the same way, and what both have lost cancels in the quotient.
 
 use flashcore_core::{COUNTS, E4M3};
 use flashcore_tile::{Acc, Builder, Carried, F32, Reg, Start};
@@ -32,7 +32,7 @@ pub(super) struct Settled {
 /// Which of the key tiles that are settled together a product belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// There is no other.
+    /// It is the only one.
     Only,
     First,
     Last,

@@ -1,8 +1,8 @@
 //! Packed sequences: the producer finds tiles in offsets that only the device knows.
 //!
 //! The host knows an upper bound of the number of tiles. A warp looks for the sequence of a tile's number among 32 sequences
-//! at a time; as a CTA's numbers only grow, it goes on where the search before ended. Its first lane then copies, and the
-//! others wait for it; of small pages, several lanes copy keys. `producer.rs` calls this.
+//! at a time; as a CTA's numbers only increase, it resumes where the previous search ended. Its first lane then copies, and
+//! the others wait for it; for small pages, several lanes copy keys. `producer.rs` calls this.
 
 use flashcore_core::Problem;
 use flashcore_tile::{Builder, Params, Pred, Reg, Scope, U32, Val, WARPGROUP, Warp};

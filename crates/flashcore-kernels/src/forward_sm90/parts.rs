@@ -1,11 +1,11 @@
-//! Sums of 8-bit products, some features at a time: for heads so wide that all do not fit beside output and scores.
+//! Sums of 8-bit products, some features at a time: for heads so wide that not all fit beside output and scores.
 //!
-//! A key tile's scores become probabilities before its values are multiplied, and what some features come to is added to the
-//! output in f32 before the next are multiplied. In one consumer nothing overlaps: the other one multiplies meanwhile.
+//! A key tile's scores become probabilities before its values are multiplied, and the sums of some features are added to the
+//! output in f32 before the next are multiplied. Within one consumer nothing overlaps: the other multiplies meanwhile.
 //!
-//! Where the output leaves no room, sums and scores take turns in the same registers. The assembler keeps them there only if
-//! they are the same in number, so that as many features are multiplied as a tile has keys, the last ones together with some
-//! that were multiplied before.
+//! If the output leaves no room, sums and scores take turns in the same registers. The assembler keeps them there only if
+//! there are equally many, so as many features are multiplied as a tile has keys, the last ones together with some that were
+//! already multiplied.
 
 use flashcore_tile::{Acc, Builder, Start};
 

@@ -1,4 +1,4 @@
-//! Passing over key tiles that only the rows of other consumers see: their stages are given back as they came.
+//! Skipping key tiles that only the rows of other consumers see: their stages are released unread.
 
 use flashcore_tile::{Builder, Pred, Reg, Stage, U32, Warpgroup};
 
@@ -9,7 +9,7 @@ use crate::parts::mask::KeyTiles;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OwnTiles {
     pub(super) tiles: KeyTiles,
-    /// Behind the last of its own.
+    /// After its own last.
     pub(super) behind: Option<Pred>,
     /// Before the first.
     pub(super) before: Option<Pred>,

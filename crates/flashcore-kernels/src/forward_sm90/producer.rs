@@ -1,4 +1,4 @@
-//! The producer: one thread that walks the tiles and issues every tensor copy; of small pages, several (`spread.rs`).
+//! The producer: one thread that walks the tiles and issues every tensor copy; for small pages, several (`spread.rs`).
 
 use flashcore_tile::{Builder, Pipeline, Pred, Reg, S32, Scope, Shared, TensorMap, U32, U64, Val, WARPGROUP};
 
@@ -152,7 +152,7 @@ pub(super) fn load_kv(
     b.add_to(count, 1);
 }
 
-/// Takes a ticket for the next tile early, so that the answer is there when it is needed.
+/// Takes a ticket for the next tile early, so that the result is there when needed.
 pub(super) fn take(b: &mut Builder, args: &Arguments) -> Option<(Reg<U64>, Reg<U32>)> {
     args.tile_counter.map(|counter| (counter, b.atomic_add(counter, 1)))
 }

@@ -1,9 +1,9 @@
-//! What a tile tells those after it: whether the references of its rows moved often.
+//! What a tile reports to later ones: whether the references of its rows moved often.
 //!
-//! Exponentials are best taken at once, as long as references stay; where they keep moving, maxima come first. Which it
-//! will be is known from the tiles before. Every warp of the consumers writes a word before it gives Q back, and the
-//! producer reads them all when it fills that place again, and posts what they say with the next tile: so that all
-//! consumers agree, and nobody waits. Results do not depend on it.
+//! Exponentials are best computed immediately while references stay; if they keep moving, maxima come first. Previous
+//! tiles predict which. Every consumer warp writes a word before it releases Q; the producer reads them all when it
+//! refills that stage, and posts the verdict with the next tile: so all consumers agree, and nobody waits. Results do
+//! not depend on it.
 
 use flashcore_tile::{Builder, Pred, Reg, Shared, U32, Val};
 
@@ -31,7 +31,7 @@ impl Reports {
         })
     }
 
-    /// Nothing is known at first; one thread says so, before the CTA synchronises.
+    /// Nothing is known at first; one thread writes that, before the CTA synchronises.
     pub(super) fn init(self, b: &mut Builder) {
         let base = b.shared_at(self.base);
         for group in 0..self.stages * self.consumers {
@@ -55,7 +55,7 @@ impl Reports {
         words.into_iter().reduce(|x, y| b.or(x, y)).expect("there are consumers")
     }
 
-    /// The word of the consumer's warp on its present tile; `who` writes it, before it gives Q back.
+    /// The word of the consumer's warp on its present tile; `who` writes it, before it releases Q.
     pub(super) fn write(self, b: &mut Builder, consumer: &Consumer<'_>, who: Pred) {
         let restless = consumer.softmax.is_restless(b);
         let word = b.select::<U32>(restless, 1, 0);

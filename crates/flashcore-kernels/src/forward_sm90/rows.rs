@@ -32,7 +32,7 @@ impl Consumer<'_> {
         self.thread_positions(b, tile).map(|position| b.let_(position.ge(tile.q_len)))
     }
 
-    /// Hides what the rows of this thread must not see of a key tile.
+    /// Masks what the rows of this thread must not see of a key tile.
     pub(super) fn hide(&self, b: &mut Builder, scores: &Acc, tile: &Tile, block: Reg<S32>) {
         let rows = self.thread_positions(b, tile).map(Reg::signed);
         let column = thread_column(b, self.lane);

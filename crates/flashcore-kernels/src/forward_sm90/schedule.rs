@@ -193,7 +193,7 @@ impl Tile {
         self.visibility(b, args).key_tiles(b, [first.signed(), last], cfg.tile_n())
     }
 
-    /// Tells consumers that this is their next tile, and whether references moved often in one before.
+    /// Signals to consumers that this is their next tile, and whether references moved often in one before.
     pub(super) fn post(&self, b: &mut Builder, cfg: Config, to: Shared, restless: Option<Reg<U32>>) {
         // The row is counted from one, so that zero says that there is none.
         let row = b.let_(self.row + 1);
@@ -223,7 +223,7 @@ impl Tile {
         self.factors.map(|factors| factors.map(|bits| b.float_of_bits(bits.signed())))
     }
 
-    /// Tells consumers that there is no further tile.
+    /// Signals to consumers that there is no further tile.
     pub(super) fn post_end(b: &mut Builder, cfg: Config, to: Shared) {
         b.store_shared::<U32>(to, &[Val::Const(0); 4]);
         if cfg.used() {

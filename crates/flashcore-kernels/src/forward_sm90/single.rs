@@ -1,6 +1,6 @@
-//! Few tiles: each has a CTA to itself, or a cluster whose CTAs share its keys and merge their parts at the end.
+//! Few tiles: each has its own CTA, or a cluster whose CTAs split its keys and merge their parts at the end.
 //!
-//! Nothing is persistent here: the grid says which tile is whose, so that producer and consumers find it for themselves.
+//! Nothing is persistent here: the grid assigns the tiles, so producer and consumers find theirs independently.
 
 use flashcore_tile::{Acc, Builder, Fragment, Pred, Reg, U32, Uniform, Warpgroup};
 

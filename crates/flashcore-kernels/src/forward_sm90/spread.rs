@@ -1,8 +1,8 @@
-//! Small pages: a key tile takes many copies, which the lanes of the producer's warp share.
+//! Small pages: a key tile takes many copies, which are spread over the lanes of the producer warp.
 //!
-//! Each lane looks for one page of a key tile, or a part of a page, and copies its keys and values; the first announces the
-//! bytes of all. A lane holds the numbers of three key tiles: values come after the keys of the tile before them, and the
-//! next number is asked for before anybody waits. `producer.rs`, `packed.rs` and `single.rs` call this.
+//! Each lane looks up one page of a key tile, or a part of a page, and copies its keys and values; the first announces the
+//! bytes of all. A lane holds the numbers of three key tiles: values come after the keys of the next tile, and the next
+//! number is loaded before any wait. `producer.rs`, `packed.rs` and `single.rs` call this.
 
 use flashcore_tile::{
     Builder, Pipeline, Pred, Reg, S32, Scope, TensorMap, U32, U64, Uniform, Val, WARPGROUP, Warp,

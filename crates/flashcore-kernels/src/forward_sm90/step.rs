@@ -1,7 +1,7 @@
 //! The steady state of a consumer: QKᵀ of one key tile, PV of the one before, softmax.
 //!
-//! Key tiles run from the last to the first, so that those that hide keys on the right, at the diagonal or at the end of
-//! the sequence, come first, and those that hide keys on the left come last.
+//! Key tiles run from the last to the first, so that those masked on the right, at the diagonal or at the end of the
+//! sequence, come first, and those masked on the left come last.
 
 use flashcore_tile::{
     Acc, Builder, F32, Fragment, MatrixOperand, Pending, Reg, S32, Stage, Start, Uniform, Val, Warpgroup,
@@ -40,7 +40,7 @@ pub(super) struct Run {
 pub(super) enum Order {
     /// Exponentials, whose sum tells whether they were measured from the right reference.
     SumsFirst,
-    /// Maxima, so that nothing is done twice.
+    /// Maxima first, so that nothing is done twice.
     MaximaFirst,
 }
 
@@ -127,7 +127,7 @@ impl Consumer<'_> {
         }
     }
 
-    /// Gives Q back after its last product, and makes of scores what softmax takes: limited and hidden. `factor` is that of
+    /// Releases Q after its last product, and prepares scores for softmax: softcapped and masked. `factor` is that of
     /// the key tile, where it has one.
     pub(super) fn finish_scores(&self, b: &mut Builder, run: &Run, scores: &Acc, factor: Option<Reg<F32>>) {
         self.release_q_early(b, run.block, run.begin);
@@ -138,7 +138,7 @@ impl Consumer<'_> {
         }
     }
 
-    /// Gives back the values that were multiplied, and with them the turn.
+    /// Releases the values that were multiplied, and with them the turn.
     fn give_back_values(&self, b: &mut Builder, v: &Stage) {
         v.release(b, self.leader);
         self.pass_turn(b);

@@ -1,4 +1,4 @@
-//! Tiles of a consumer, one after another: the last PV of a tile, the first QKᵀ of the next behind it, and the epilogue
+//! Tiles of a consumer, one after another: the last PV of a tile, the first QKᵀ of the next after it, and the epilogue
 //! while both run.
 
 use flashcore_tile::{
@@ -218,7 +218,7 @@ impl Consumer<'_> {
         (self.pv(b, output, probs, &v, Place::Only), v)
     }
 
-    /// Where there is one Q tile only, gives it back as soon as its last product is there, so that the next Q arrives
+    /// Where there is one Q tile only, releases it as soon as its last product is there, so that the next Q arrives
     /// while this tile ends. Where there are two, the end of the tile is soon enough.
     pub(super) fn release_q_early(&self, b: &mut Builder, block: Reg<S32>, begin: Val<S32>) {
         if self.cfg.shape.q_stages > 1 {
@@ -229,7 +229,7 @@ impl Consumer<'_> {
         self.layout.q.stage(b, self.q_count).release(b, who);
     }
 
-    /// Tells later tiles how this one went.
+    /// Reports to later tiles how this one went.
     fn report(&self, b: &mut Builder, who: Pred) {
         self.layout.reports.iter().for_each(|reports| reports.write(b, self, who));
     }

@@ -1,7 +1,7 @@
-//! Keeping what lies beyond a used length out of the result.
+//! Keeps data beyond a used length out of the result.
 //!
-//! Hidden keys have probability 0, but 0 · NaN is NaN: rows of V that a batch entry does not use are overwritten with
-//! zeros in shared memory before they are multiplied. Tensor copies do so by themselves beyond the whole tensor.
+//! Masked keys have probability 0, but 0 · NaN is NaN: unused rows of V in a batch entry are overwritten with zeros in
+//! shared memory before they are multiplied. Beyond the whole tensor, tensor copies zero-fill by themselves.
 
 use flashcore_tile::{Builder, Reg, S32, Shared, U32, Val, WARPGROUP, Warpgroup};
 

@@ -1,4 +1,4 @@
-//! The end of a tile: rounded, and straight to global memory, as far as the tile has rows and columns.
+//! The epilogue: rounds a tile and stores its valid rows and columns directly to global memory.
 
 use flashcore_tile::{Builder, F32, MMA_M, Params, Pred, Reg, U32, U64};
 

@@ -1,7 +1,7 @@
-//! Reads offsets: one CTA with a thread for each group brings them into order and range and says what each group has.
+//! Reads offsets: one CTA with a thread per group makes them ascending and in range and records each group's extent.
 //!
-//! Where depth is divided, the index has a record for each group: its start and end. Where rows are divided, it has the
-//! number of tiles and a record for each: group, first row, end of the group's rows. Rows that no group has come last.
+//! If depth is divided, the index has a record for each group: its start and end. If rows are divided, it has the
+//! number of tiles and a record for each: group, first row, end of the group's rows. Rows of no group come last.
 
 use flashcore_core::MAX_EXPERTS;
 use flashcore_ptx::{ident::Ident, target::Target};
@@ -98,7 +98,7 @@ pub fn index(cfg: &Config) -> Result<Program<Work>, BuildError> {
 }
 
 impl Indexing {
-    /// The end of this thread's group, brought into range; 0 where there is no such group.
+    /// The end of this thread's group, clamped; 0 where there is no such group.
     fn read(&self, b: &mut Builder, offsets: Reg<U64>, groups: Reg<U32>) -> Reg<U32> {
         let at = b.let_(offsets + self.thread.mul_wide(4));
         let end = b.var_in::<U32>(Scope::Lane, 0);

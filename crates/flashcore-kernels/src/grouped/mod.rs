@@ -5,8 +5,8 @@
 //! product   tiles of rows × columns, depth through a ring of stages
 //! ```
 //! Offsets are read on the device: grids are sized by upper bounds, and CTAs without a tile end at once. Products whose
-//! columns are divided are computed as their transposes. What no group has are tiles without depth: zeros. A result's bits
-//! depend on its row and its column alone. Slots are those of [`crate::slots::grouped`].
+//! columns are divided are computed as their transposes. Rows of no group are tiles without depth: zeros. The bits of a
+//! result depend only on its row and column. Slots are those of [`crate::slots::grouped`].
 
 mod epilogue;
 pub mod index;

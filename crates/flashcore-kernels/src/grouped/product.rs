@@ -5,7 +5,7 @@
 //! loop        wait for a stage · barrier · start the next load · products
 //! epilogue    rounded · global memory
 //! ```
-//! Either factor's lines run along the depth or across it. What lies beyond a group is zeros, never read, and not written.
+//! Lines of either factor run along the depth or across it. Anything beyond a group is zero, never read, and not written.
 
 use flashcore_ptx::{ident::Ident, launch::Slot, target::Target};
 use flashcore_tile::{
@@ -36,7 +36,7 @@ pub struct Config {
     pub along: [bool; 2],
     /// Whether the transpose is computed: neighbouring rows of a tile are neighbours in memory, instead of columns.
     pub turned: bool,
-    /// How the work is cut.
+    /// How the work is split.
     pub shape: Shape,
 }
 

@@ -1,6 +1,6 @@
 //! Adds up a token's results, each times its weight, in the order of its experts.
 //!
-//! A thread has eight neighbouring features of one token, and sums in f32.
+//! A thread handles eight neighbouring features of one token, and sums in f32.
 
 use flashcore_core::DType;
 use flashcore_ptx::{ident::Ident, target::Target};

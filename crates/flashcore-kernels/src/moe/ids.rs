@@ -1,4 +1,4 @@
-//! Numbers of experts, as registers: whatever a caller bound, only experts whose weights are here come out.
+//! Expert ids, as registers: whatever a caller bound, only experts whose weights are present come out.
 
 use flashcore_core::Index;
 use flashcore_tile::{Builder, Params, Pred, Reg, Scope, U32, U64};

@@ -1,4 +1,4 @@
-//! What joins gate and up of a feature, and what is added to each before: in registers, for every kernel of the products.
+//! Joins gate and up of a feature, after adding the biases: in registers, for every kernel of the products.
 
 use std::f32::consts::LOG2_E;
 

@@ -6,10 +6,10 @@
 //! product   up: rows gathered from the tokens, gate and up joined in registers; then down
 //! combine   a token's results added up in the order of its experts
 //! ```
-//! Nothing is read back: grids are sized by upper bounds, and CTAs without a tile end at once. A row's bits depend on its
-//! own token alone, so that it does not matter in which order rows of an expert lie. With few pairs of tokens and experts
-//! there is no sorting: each pair is a tile of its own. Experts with many tokens have products of their own on Hopper
-//! ([`product_sm90`]). Slots are those of [`crate::slots::moe`].
+//! Nothing is read back: grids are sized by upper bounds, and CTAs without a tile exit at once. A row's bits depend only
+//! on its own token, so the order of an expert's rows does not matter. With few pairs of tokens and experts there is no
+//! sorting: each pair is its own tile. Experts with many tokens have separate products on Hopper ([`product_sm90`]).
+//! Slots are those of [`crate::slots::moe`].
 
 pub mod combine;
 mod ids;

@@ -1,7 +1,7 @@
 //! Chooses the experts of each token: one warp per token, its scores in shared memory.
 //!
-//! Every round takes the best expert that is left, the lowest number among equals. An expert whose score is −∞ or NaN is
-//! never taken; where no other is left, the token goes nowhere.
+//! Every round takes the best remaining expert, the lowest number among equals. An expert whose score is −∞ or NaN is
+//! never taken; if no other is left, the token goes nowhere.
 
 use std::f32::consts::LOG2_E;
 
@@ -286,7 +286,7 @@ impl Router<'_> {
         });
     }
 
-    /// Hides the experts of all but the best groups; a lane has a group.
+    /// Masks the experts of all but the best groups; a lane has a group.
     fn keep_groups(&self, b: &mut Builder, top: u32) {
         let [count, size] = self.args.groups;
         let first = b.let_(self.lane * size);
@@ -350,7 +350,7 @@ impl Router<'_> {
         best
     }
 
-    /// What each of the chosen counts for.
+    /// The weight of each chosen expert.
     fn weigh(&self, b: &mut Builder, chosen: &[Best]) -> Vec<Reg<F32>> {
         let raw: Vec<_> = match self.cfg.kind {
             ScoreKind::Sigmoid { .. } => chosen.iter().map(|best| self.sigmoid_weight(b, *best)).collect(),

@@ -1,9 +1,9 @@
-//! Puts tokens under their experts: one CTA, or a cluster of them, counts, adds up and numbers rows.
+//! Groups tokens by expert: one CTA, or a cluster of them, counts, sums and numbers rows.
 //!
 //! CTAs of a cluster share the entries; each knows from the others' counts where its own rows start.
 //!
-//! Each expert's rows are padded to whole tiles, in the index alone. In which order the rows of an expert lie depends on
-//! the order in which threads count, and nothing else does.
+//! Each expert's rows are padded to whole tiles, in the index only. The order of an expert's rows depends on the order
+//! in which threads count; nothing else does.
 
 use flashcore_ptx::{ident::Ident, target::Target};
 use flashcore_tile::{BuildError, Builder, Extent, Params, Pred, Program, Reg, Scope, Shared, U32, U64};

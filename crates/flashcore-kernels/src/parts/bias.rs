@@ -1,7 +1,7 @@
-//! Biases: what is added to scores, read where it lies or made from a slope and a distance.
+//! Biases: what is added to scores, read from memory or computed from a slope and a distance.
 //!
-//! Scores are in the units of the matrix product until the softmax scales them, so that a bias is brought into these units
-//! first. Rows and keys beyond a sequence's are brought into its range before they index: their scores do not count.
+//! Scores are in the units of the matrix product until the softmax scales them, so a bias is converted to these units
+//! first. Rows and keys beyond a sequence's are clamped to its range before indexing: their scores are not used.
 
 use flashcore_core::{Bias, DType, Layout, Problem};
 use flashcore_tile::{Acc, Builder, F32, Params, Reg, S32, U32, U64, Val};

@@ -1,8 +1,8 @@
-//! Dropout: weights that are left out, found by hashes of where they stand.
+//! Dropout: which weights are dropped, decided by hashes of their positions.
 //!
 //! The words of a plane (a query head of a sequence) come from the seed once, those of a query once for all its keys, and
-//! a weight costs two multiplications and a comparison. No random numbers are kept for gradients, whose kernels cut the
-//! work in other ways and leave out the same weights. [`flashcore_core::DropoutWords`] says what is computed.
+//! a weight costs two multiplications and a comparison. No random numbers are kept for gradients, whose kernels divide
+//! the work differently and drop the same weights. [`flashcore_core::DropoutWords`] defines the hash.
 
 use flashcore_core::{DROPOUT_FACTORS, DROPOUT_STEP, Problem};
 use flashcore_tile::{Acc, Builder, Expr, F32, MMA_M, Params, Pred, Reg, S32, U32, U64};
@@ -19,11 +19,11 @@ const LANES: u32 = 32;
 /// The two words that hashes of a plane or of a query begin with.
 type Words = [Reg<U32>; 2];
 
-/// What a launch brings, as registers.
+/// Arguments of a launch, as registers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DropoutArgument {
     seed: Reg<U64>,
-    /// Weights are left out whose hash is below this.
+    /// Weights whose hash is below this are dropped.
     threshold: Reg<U32>,
     /// What weights that stay are multiplied by.
     factor: Reg<F32>,
@@ -70,7 +70,7 @@ impl DropoutArgument {
     }
 }
 
-/// What is left out of the weights of one query head of a sequence.
+/// Which weights of one query head of a sequence are dropped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeadDropout {
     argument: DropoutArgument,
@@ -109,7 +109,7 @@ pub(crate) struct WarpDropout {
     rows: KeptRows,
 }
 
-/// What a thread knows of its rows.
+/// What a thread knows about its rows.
 #[derive(Clone, Debug)]
 enum KeptRows {
     /// The words of queries: those of two rows for each block.
@@ -214,8 +214,8 @@ impl ValuesDropout<'_> {
         b.let_(hash.ge(self.step.warp.head.argument.threshold))
     }
 
-    /// Weights of a block with zeros for those that are left out, in other registers: sums may still read the ones they
-    /// were in.
+    /// Weights of a block with zeros for dropped ones, in other registers: sums may still read the original
+    /// ones.
     #[track_caller]
     pub(crate) fn kept(&self, b: &mut Builder, block: usize, weights: &[Reg<F32>]) -> Vec<Reg<F32>> {
         let kept = |(n, &weight): (usize, &Reg<F32>)| {

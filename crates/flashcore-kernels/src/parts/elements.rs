@@ -54,7 +54,7 @@ pub(crate) fn store(b: &mut Builder, dtype: DType, at: Reg<U64>, values: &[Reg<F
     b.store_global(at, &words);
 }
 
-/// Neighbouring elements as they lie in memory: what is on its way takes no more registers than it has bytes.
+/// Neighbouring elements as they lie in memory: what is in flight takes no more registers than it has bytes.
 pub(crate) struct Raw {
     dtype: DType,
     width: u32,

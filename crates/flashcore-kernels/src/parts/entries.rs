@@ -1,7 +1,7 @@
-//! Where the keys of a tile lie, where they lie in pages: two words for each key in shared memory.
+//! Where the keys of a tile in pages lie: two words for each key in shared memory.
 //!
-//! The page numbers of a tile are on their way while the tile before it is loaded, by copies of the same group, so that
-//! nobody waits for the table. A stage's entries are read when its tile is loaded, and overwritten a barrier later.
+//! The page numbers of a tile are copied while the previous tile is loaded, in the same group of copies, so nobody
+//! waits for the table. A stage's entries are read when its tile is loaded, and overwritten one barrier later.
 
 use flashcore_tile::{Builder, CopyWidth, Global, Reg, S32, Shared, U32, U64, Val};
 

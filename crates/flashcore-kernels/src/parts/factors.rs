@@ -1,5 +1,5 @@
-//! What 8-bit tensors are multiplied by: one factor of Q, K and V for each batch entry and key head or one for all, or
-//! factors of blocks of rows and of features.
+//! Scale factors of 8-bit tensors: one of Q, K and V for each batch entry and key head or one for all, or factors of
+//! blocks of rows and of features.
 
 use flashcore_core::{Problem, Scales};
 use flashcore_tile::{Builder, Element, F32, Params, Reg, U32, U64};

@@ -1,7 +1,7 @@
 //! Lengths and offsets that a call binds: read by the kernel, from device memory, in every launch.
 //!
-//! Nobody has checked these numbers, so they are brought into range here: a length of −1 counts as 0, and nothing lies
-//! beyond the tensors.
+//! These numbers are unchecked, so they are clamped here: a length of −1 counts as 0, and nothing lies beyond the
+//! tensors.
 
 use flashcore_core::{Problem, Sequences};
 use flashcore_ptx::launch::Slot;

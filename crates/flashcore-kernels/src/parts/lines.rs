@@ -1,7 +1,7 @@
-//! One factor of a product on its way into shared memory, by copies of 16 bytes: for kernels whose factors lie either way
-//! round.
+//! One factor of a product on its way into shared memory, by copies of 16 bytes: for kernels whose factors may be
+//! transposed.
 //!
-//! Eight threads copy the 128 bytes of a line; what lies beyond the factor becomes zeros without being read.
+//! Eight threads copy the 128 bytes of a line; anything beyond the factor becomes zeros without being read.
 
 use flashcore_tile::{
     Builder, CHUNK_BYTES, CopyWidth, Expr, Global, Pred, Reg, Scope, Shared, SmemTile, U32, U64, Val,

@@ -1,4 +1,4 @@
-//! Masks: which keys a row sees, which key tiles a row tile needs, and hiding the others.
+//! Masks: which keys a row sees, which key tiles a row tile needs, and masking the others.
 //!
 //! Every mask is a band (see [`flashcore_core::Mask`]): its two bounds are values at run time, and a kernel only knows
 //! which of them exist. Rows and keys are signed, because a diagonal may start before the first key.
@@ -16,9 +16,9 @@ const MAX_BOUND: u32 = 1 << 30;
 /// Which bounds a mask has.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Sides {
-    /// Keys far before a row's own position are hidden.
+    /// Keys far before a row's own position are masked.
     pub left: bool,
-    /// Keys far behind a row's own position are hidden.
+    /// Keys far after a row's own position are masked.
     pub right: bool,
 }
 
@@ -163,19 +163,19 @@ impl Visibility {
     }
 }
 
-/// The key tiles of a row tile, `begin..end`; those in `clean_begin..clean_end` hide nothing.
+/// The key tiles of a row tile, `begin..end`; those in `clean_begin..clean_end` mask nothing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KeyTiles {
     pub(crate) end: Reg<S32>,
     pub(crate) clean_end: Reg<S32>,
     /// The first, where it is not 0.
     pub(crate) begin: Option<Reg<S32>>,
-    /// The first that hides nothing on its left, where that is not 0.
+    /// The first that masks nothing on its left, where that is not 0.
     pub(crate) clean_begin: Option<Reg<S32>>,
 }
 
 impl KeyTiles {
-    /// Whether key tile `tile` hides keys from some rows.
+    /// Whether key tile `tile` has masked keys for some rows.
     #[track_caller]
     pub(crate) fn hides(&self, b: &mut Builder, tile: Reg<S32>) -> Pred {
         let right = tile.ge(self.clean_end);
@@ -212,7 +212,7 @@ impl ThreadVisibility {
         Self { end, ..self }
     }
 
-    /// Sets the scores of hidden keys to −∞; `first_key` is the key of this thread's first column.
+    /// Sets the scores of masked keys to −∞; `first_key` is the key of this thread's first column.
     #[track_caller]
     pub(crate) fn hide(&self, b: &mut Builder, scores: &Acc, first_key: Reg<S32>) {
         let end = self.end.map(|end| b.let_(end - first_key));
@@ -223,7 +223,7 @@ impl ThreadVisibility {
     }
 }
 
-/// Hides the columns from `end` on: a comparison and a selection for each score.
+/// Masks the columns from `end` on: a comparison and a selection for each score.
 #[track_caller]
 fn hide_beyond(b: &mut Builder, scores: &Acc, end: Rows<S32>) {
     for (i, &score) in scores.regs().iter().enumerate() {
@@ -231,8 +231,8 @@ fn hide_beyond(b: &mut Builder, scores: &Acc, end: Rows<S32>) {
     }
 }
 
-/// Hides the columns before `begin` and from `end` on. Two comparisons for each score would be dear; bits of one word
-/// become several conditions at once.
+/// Masks the columns before `begin` and from `end` on. Two comparisons per score would be expensive; bits of one word
+/// become several predicates at once.
 #[track_caller]
 fn hide_outside(b: &mut Builder, scores: &Acc, begin: Rows<S32>, end: Rows<S32>) {
     for (word, scores) in (0..).zip(scores.regs().chunks(ROWS_PER_THREAD * WORD)) {

@@ -1,4 +1,4 @@
-//! Parts that kernels are made of; what only one kernel uses lives with it.
+//! Building blocks of kernels; what only one kernel uses stays with it.
 
 pub mod bias;
 pub(crate) mod columns;

@@ -1,5 +1,5 @@
-//! The products of a consumer warpgroup over the stages of a ring, the next one behind the one in flight: for products of
-//! experts and grouped products on Hopper.
+//! The products of a consumer warpgroup over the stages of a ring, issuing the next while one is in flight: for products
+//! of experts and grouped products on Hopper.
 
 use flashcore_tile::{
     Acc, Builder, Carried, MatrixOperand, Pending, Pipeline, Pred, Reg, Stage, Start, U32, Warpgroup,
@@ -78,7 +78,7 @@ impl Multiplier {
         sums
     }
 
-    /// Gives all stages of a tile back as they come.
+    /// Releases all stages of a tile as they come.
     fn pass(&self, b: &mut Builder, steps: Reg<U32>) {
         let end = b.let_(self.count + steps);
         b.do_while(|b| {
@@ -91,7 +91,7 @@ impl Multiplier {
         });
     }
 
-    /// Gives a stage back, to both that copy into it.
+    /// Releases a stage, to both that copy into it.
     fn release(&self, b: &mut Builder, stage: &Stage) {
         match self.peer {
             None => stage.release(b, self.leader),

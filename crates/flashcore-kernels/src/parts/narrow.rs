@@ -1,5 +1,5 @@
 //! f32 rounded to 8-bit floats, by an instruction where there is one and by integers elsewhere: to nearest, ties to even;
-//! what is too large becomes the largest float, NaN stays NaN.
+//! overflow saturates at the largest float, NaN stays NaN.
 
 use flashcore_core::DType;
 use flashcore_ptx::target::Target;

@@ -1,6 +1,6 @@
 //! Keys and values in pages: which page holds a key, and where it lies there.
 //!
-//! Nobody has checked the table, so page numbers are brought into the range of the pool here. Numbers beyond a
+//! The table is unchecked, so page numbers are clamped to the range of the pool here. Entries beyond a
 //! sequence's keys are never read.
 
 use flashcore_core::Problem;

@@ -1,7 +1,7 @@
-//! What a thread moves of a row between global memory and registers, in pieces as wide as the alignment of rows allows.
+//! What a thread moves of a row between global memory and registers, in pieces as wide as the rows' alignment allows.
 //!
-//! A row is cut into portions of 16 bytes, a chunk, or less. Its features may end inside the last portion: what lies
-//! behind them is neither read nor written, and counts as zeros. `load` and `staged` move rows this way.
+//! A row is cut into portions of 16 bytes, a chunk, or less. Its features may end inside the last portion: data past
+//! them is neither read nor written, and counts as zeros. `load` and `staged` move rows this way.
 
 use flashcore_tile::{Builder, CopyWidth, Element, Global, Pred, Reg, Scope, U32, Val};
 
@@ -127,7 +127,7 @@ fn split(access: Access, bytes: u32) -> Vec<Place> {
     std::iter::successors(next(0), |(at, width)| next(at + width)).collect()
 }
 
-/// A portion in registers, or on its way there.
+/// A portion in registers, or in flight to them.
 #[derive(Debug)]
 pub(crate) struct Portion {
     words: Vec<Reg<U32>>,
@@ -207,7 +207,7 @@ fn write_piece(b: &mut Builder, words: &[Reg<U32>], to: Global, (at, bytes): Pla
     b.store_global_16(to, half);
 }
 
-/// Both conditions, as far as there are any.
+/// Both conditions, if there are any.
 #[track_caller]
 pub(crate) fn both(b: &mut Builder, x: Option<Pred>, y: Option<Pred>) -> Option<Pred> {
     match (x, y) {

@@ -1,9 +1,9 @@
-//! Keeps gradients of scores in the range of f16, whose largest number is 65504; bf16 has f32's.
+//! Keeps gradients of scores in the range of f16, whose largest number is 65504; bf16 has f32's range.
 //!
-//! A warp multiplies its `dS` by a power of two before they are rounded: 1, but where one of them is too large. Sums of
-//! `dS·b` so far are brought along from one factor to the next. So nothing is rounded differently but what is rounded together
-//! with numbers that would have been none, and those that follow are as they were before. Infinities and NaN move nothing:
-//! rows that have them do not take the others out of range.
+//! A warp multiplies its `dS` by a power of two before rounding: 1, unless one of them is too large. The running sums of
+//! `dS·b` are rescaled from one factor to the next. So the only values rounded differently are those rounded together with
+//! numbers that would have overflowed; later ones are unaffected. Infinities and NaN change no factor: rows that have them do
+//! not take the others out of range.
 
 use flashcore_tile::{Acc, Builder, F32, Reg, Scope, Val};
 

@@ -1,4 +1,4 @@
-//! The end of a row: its LSE, and what it becomes if the sequence does not use it.
+//! The end of a row: its LSE, and the result of a row that the sequence does not use.
 
 use flashcore_tile::{Acc, Builder, F32, Pred, ROWS_PER_THREAD, Reg, U32, U64};
 
@@ -18,7 +18,7 @@ pub(crate) fn clear_unused(b: &mut Builder, beyond: [Pred; ROWS_PER_THREAD], out
     }
 }
 
-/// Where LSE values go, if anybody wants them.
+/// Where LSE values go, if requested.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LseOutput {
     /// Whether this thread writes: one lane of each quad that shares rows, where the address is not 0.

@@ -1,4 +1,4 @@
-//! What scores are multiplied by, and how they are capped.
+//! The scale of scores, and the softcap.
 
 use std::f32::consts::LOG2_E;
 
@@ -12,7 +12,7 @@ pub(crate) struct Scale {
     pub(crate) log2: Reg<F32>,
     /// Turns scores into the argument of the hyperbolic tangent; in f16 into powers of two, twice that large.
     cap: Option<Reg<F32>>,
-    /// What scores are made of.
+    /// Element type of scores.
     element: Element,
 }
 
@@ -56,7 +56,7 @@ impl Scale {
         }
     }
 
-    /// Limits scores to ±1, where they are capped; `log2` then brings them to ± the cap.
+    /// Limits scores to ±1, if they are softcapped; `log2` then scales them to ± the cap.
     pub(crate) fn cap(&self, b: &mut Builder, scores: &[Reg<F32>]) {
         let Some(scale) = self.cap else { return };
         for &score in scores {

@@ -1,7 +1,7 @@
-//! Which of many sequences a number falls into, where each takes as many as a kernel finds when it runs.
+//! Which of many sequences a number falls into, where the kernel reads at run time how many each takes.
 //!
-//! A warp sums what 32 sequences take at a time, then finds the one among them by halves. Nothing has to be kept from one
-//! launch to the next, and the host knows upper bounds at most.
+//! A warp sums what 32 sequences take at a time, then finds the one among them by binary search. No state is kept between
+//! launches, and the host knows upper bounds at most.
 
 use flashcore_tile::{Builder, Reg, Scope, U32, Warp};
 

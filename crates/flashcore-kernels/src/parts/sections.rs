@@ -1,8 +1,8 @@
 //! Which rows of which head tile number `n` has.
 //!
 //! Tiles are numbered by sections of heads whose K and V fit in L2 together; inside a section, row tiles come one after
-//! another and heads fastest, so that CTAs that run at the same time share K and V. Where rows further down see more
-//! keys, row tiles run from the last to the first, so that short ones fill the gaps at the end.
+//! another and heads fastest, so that CTAs that run at the same time share K and V. If later rows see more keys, row
+//! tiles run from last to first, so that short ones fill the gaps at the end.
 
 use flashcore_core::{Problem, Sequences};
 use flashcore_tile::{Builder, Reg, U32};
@@ -73,7 +73,7 @@ pub(crate) fn full_sections(problem: &Problem) -> u32 {
     full_section(problem.heads_q() * problem.batch(), bytes_of_keys(problem, problem.seq_kv()))
 }
 
-/// As [`full_sections`], of `heads` heads of one packed sequence, whatever its length.
+/// Like [`full_sections`], of `heads` heads of one packed sequence, whatever its length.
 pub(crate) fn sections_of_sequence(problem: &Problem, heads: u32) -> u32 {
     full_section(heads as usize, bytes_of_keys(problem, problem.longest_kv()))
 }

@@ -1,5 +1,5 @@
-//! Which sequences a kernel computes, where a batch mixes prompts and single queries: two kernels share it, each made for
-//! one kind, and each finds its own when it runs.
+//! Which sequences a kernel computes if a batch mixes prompts and single queries: two kernels split it, each made for one
+//! kind, and each finds its own at run time.
 
 use flashcore_core::Problem;
 use flashcore_tile::MMA_M;

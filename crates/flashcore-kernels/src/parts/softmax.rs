@@ -1,20 +1,20 @@
 //! Online softmax over accumulator tiles, in base 2; used by every forward kernel.
 //!
-//! A thread keeps, for each of its two rows, where the row's probabilities are measured from, its reference, and its own
-//! part of the running sum. Scores stay in the units in which they come out of the matrix product; the scale is folded
-//! into the one FMA before `exp2`.
+//! A thread keeps, for each of its two rows, the row's reference, relative to which probabilities are computed, and its
+//! own part of the running sum. Scores stay in the units of the matrix product; the scale is folded into the one FMA
+//! before `exp2`.
 //!
 //! A reference is not a running maximum. It lies near the maximum of the first scores that the row saw, and moves only
-//! when probabilities outgrow what 16-bit floats hold, so that most steps leave the output tile alone. A key that decides
-//! its row so has any probability, not 1, and its rounding would reach the output if that were divided by the sum of
-//! probabilities as they were before. A row therefore has a second sum, which counts the largest probability that each
-//! thread meets in a tile as it was rounded, and the others as they were: their errors cancel. The output is divided by
-//! the second sum; the LSE comes from the first.
+//! when probabilities outgrow what 16-bit floats hold, so that most steps leave the output tile alone. So a dominant key
+//! may have any probability, not 1, and its rounding would reach the output if that were divided by the sum of unrounded
+//! probabilities. A row therefore has a second sum, which counts the largest probability that each thread meets in a tile
+//! as rounded, and the others unrounded: the errors cancel. The output is divided by the second sum; the LSE comes from
+//! the first.
 //!
-//! There are two ways to notice that a reference has to move. [`Softmax::raise`] compares the maximum of new scores before
-//! it takes exponentials. [`Softmax::step`] takes them at once and looks at their sum, which is needed anyway; where that
-//! is large, it looks for the maximum and does the tile again. Both move the same rows by the same maxima. Whether a row
-//! moves is decided for that row alone and a vote only skips the work, so that a row's bits do not depend on its
+//! There are two ways to notice that a reference has to move. [`Softmax::raise`] compares the maximum of new scores
+//! before it computes exponentials. [`Softmax::step`] computes them at once and checks their sum, which is needed anyway;
+//! if that is large, it computes the maximum and redoes the tile. Both move the same rows by the same maxima. Whether a
+//! row moves is decided for that row alone and a vote only skips the work, so that a row's bits do not depend on its
 //! neighbours.
 
 use flashcore_tile::{Acc, Builder, Element, F32, Fragment, Pred, ROWS_PER_THREAD, Reg, S32, Scope, U32};
@@ -207,7 +207,7 @@ impl Softmax {
     }
 
     /// Probabilities of 8 bits. The left operand of a product wants four neighbouring columns of a row in a register,
-    /// where a thread has two of one eight and two of the next: so columns are multiplied in another order inside of
+    /// where a thread has two of one eight and two of the next: so columns are multiplied in another order inside
     /// each sixteen, in which [`crate::turn_values`] puts the values too.
     #[track_caller]
     fn weigh_narrow(&self, b: &mut Builder, scores: &Acc, probs: &Fragment, sums: &mut Sums) {
@@ -479,7 +479,7 @@ pub(crate) fn close(
     (b.let_(inverse * keys), lse)
 }
 
-/// As [`close`], without a sink.
+/// Like [`close`], without a sink.
 #[track_caller]
 fn close_keys(b: &mut Builder, top: Reg<F32>, [sum, rounded]: [Reg<F32>; 2]) -> (Reg<F32>, Reg<F32>) {
     let inverse = b.rcp(rounded);

@@ -1,7 +1,7 @@
 //! Rows of sums from registers through shared memory to global memory, rounded to 16 bits.
 //!
 //! Each warp writes its own rows to shared memory and reads them back in whole chunks, so that global stores are wide
-//! and only the warp has to wait for itself.
+//! and a warp only waits for itself.
 
 use flashcore_tile::{
     Acc, B32, Builder, CHUNK_BYTES, Element, F32, MMA_M, Packed, Pred, Reg, S32, Shared, SmemTile, U32, U64,
@@ -24,7 +24,7 @@ pub(crate) struct Output {
     /// Columns of the warp, and which share of all they are, where there are more.
     pub(crate) columns: u32,
     pub(crate) share: Option<Reg<U32>>,
-    /// Where rows are gathered; nobody else uses it any more.
+    /// Where rows are gathered; no longer used by anything else.
     pub(crate) staging: SmemTile,
     /// Address of the tile's first row, and bytes between rows.
     pub(crate) to: Reg<U64>,

@@ -57,7 +57,7 @@ impl TensorArgument {
         Self::declare_by(b, params, name, slot, of)
     }
 
-    /// As [`declare`](Self::declare), with whatever tells the layout.
+    /// Like [`declare`](Self::declare), with whatever tells the layout.
     #[track_caller]
     pub(crate) fn declare_by<A: 'static>(
         b: &mut Builder,

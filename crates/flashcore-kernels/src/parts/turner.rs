@@ -1,10 +1,10 @@
-//! Values of 8 bits, turned by way of shared memory: 128 keys of a head for each CTA, features of a key in, keys of a feature
-//! out ([`flashcore_core::turn_values`] says in which order). Used by `turn_values` and `quantise`.
+//! Values of 8 bits, transposed through shared memory: 128 keys of a head for each CTA, features of a key in, keys of a
+//! feature out ([`flashcore_core::turn_values`] says in which order). Used by `turn_values` and `quantise`.
 
 use flashcore_core::{COUNT_ROWS, COUNTS, TURNED_KEYS};
 use flashcore_tile::{Builder, Global, Pred, Reg, Scope, Shared, U32, U64, Val};
 
-/// Rows behind the features, of which the first have a constant for every key.
+/// Rows after the features, of which the first have a constant for every key.
 pub(crate) const COUNTED: u32 = COUNT_ROWS as u32;
 /// Keys of a CTA.
 pub(crate) const KEYS: u32 = TURNED_KEYS as u32;

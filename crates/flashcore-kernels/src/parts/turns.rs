@@ -1,8 +1,8 @@
 //! Consumers that multiply in turn.
 //!
-//! Left alone, consumers fall into step: they wait for the same tiles, multiply at the same time, so that each waits for
-//! the products of all, and then all do something else while tensor cores have nothing to do. Tensor cores therefore
-//! belong to one consumer at a time, and the others do what is theirs meanwhile.
+//! Left alone, consumers drift into lockstep: they wait for the same tiles, multiply at the same time, so each waits for
+//! the products of all, and then all do something else while tensor cores are idle. So one consumer at a time owns the
+//! tensor cores, and the others do their softmax meanwhile.
 
 use flashcore_tile::{Builder, Mbarrier, Pred, Reg, U32};
 
@@ -56,7 +56,7 @@ impl Turn {
         b.add_to(self.phase, 1);
     }
 
-    /// Lets the next consumer multiply; `leader` is one lane of each warp.
+    /// Passes the turn to the next consumer; `leader` is one lane of each warp.
     pub(crate) fn pass(&self, b: &mut Builder, leader: Pred) {
         b.predicated(leader, |b| self.next.arrive(b));
     }

@@ -1,7 +1,7 @@
-//! Rows of an f32 output, from registers to global memory, merged with what the output holds already if asked to.
+//! Rows of an f32 output, from registers to global memory, merged with the output's present contents on request.
 //!
 //! A thread has two neighbouring columns of each eight in both of its rows, as accumulators have them; the lanes of a quad
-//! write 32 bytes together, which is what memory moves at once. Both kernel families end f32 rows here.
+//! write 32 bytes together, one memory sector. Both kernel families end f32 rows here.
 
 use std::f32::consts::{LN_2, LOG2_E};
 
@@ -21,7 +21,7 @@ const LINE: u32 = 128;
 /// Vectors that are written together.
 const BATCH: usize = 4;
 /// Vectors whose old values are read before any of them is written: loads wait for no store between them, and the more there
-/// are on their way, the less often a warp waits.
+/// are in flight, the less often a warp waits.
 const READ_BATCH: usize = 8;
 
 /// Two columns of both rows of a thread.

@@ -1,6 +1,6 @@
 //! Tiles of E4M3 in shared memory, widened to 16 bits once by all threads of a CTA, for kernels whose warps read every tile.
 //!
-//! Two neighbours of 8 bits lie in one column of the tile they come from. A thread takes 16 bytes of a row at a time.
+//! Two neighbouring bytes are one 16-bit column of the source tile. A thread takes 16 bytes of a row at a time.
 
 use flashcore_tile::{B32, Builder, CHUNK_BYTES, Half, Pred, Reg, SmemTile, U32, Val};
 

@@ -1,4 +1,4 @@
-//! How new rows get into a cache on a GPU: one kernel, a warp for each row.
+//! How new rows are written to a cache on a GPU: one kernel, one warp per row.
 
 use flashcore_core::{AppendProblem, DType};
 

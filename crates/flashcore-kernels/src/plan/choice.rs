@@ -1,4 +1,4 @@
-//! What decides which kernel computes a problem: the rules, a table of measured tiles, or somebody who names one.
+//! What decides which kernel computes a problem: the rules, a table of measured tiles, or an explicit choice.
 
 use std::{fmt, str::FromStr, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! The kernel for few queries over many keys, `decode`: what it cannot take, and its tiles with the reason beside each row.
+//! The kernel for few queries over many keys, `decode`: what it refuses, and its tiles with the reason beside each row.
 
 use flashcore_core::Problem;
 use flashcore_ptx::sm::Sm;
@@ -30,7 +30,7 @@ pub(super) fn accept(problem: &Problem, input: Element, gpu: &Gpu, access: Acces
     accept_rows_apart(problem, input, gpu, access)
 }
 
-/// As [`accept`], whatever the number of queries.
+/// Like [`accept`], whatever the number of queries.
 pub(super) fn accept_rows_apart(
     problem: &Problem,
     input: Element,
@@ -226,7 +226,7 @@ fn find(problem: &Problem, gpu: &Gpu) -> Option<&'static Row> {
     table(problem).iter().find(suits)
 }
 
-/// What keys and values are made of: 8 bits, or 16, whichever those are.
+/// Element type of keys and values: 8 bits, or 16, whichever those are.
 fn stored(problem: &Problem) -> Element {
     if problem.kv_dtype().is_narrow() { Element::E4m3 } else { Element::F16 }
 }
@@ -307,7 +307,7 @@ const TABLE: &[Row] = &[
     },
 ];
 
-/// The same for keys and values of 8 bits: twice as many keys are under way in as many bytes.
+/// The same for keys and values of 8 bits: twice as many keys are in flight in as many bytes.
 const NARROW: &[Row] = &[
     Row {
         dim: 64,

@@ -1,6 +1,6 @@
-//! Whether a tile is one that can be built and launched: the only gate between a table or a search and a kernel.
+//! Whether a tile can be built and launched: the only gate between a table or a search and a kernel.
 //!
-//! [`Tile::check`] knows numbers alone; [`plan_tile`] knows the problem and the GPU too; [`Plan::check_build`] builds.
+//! [`Tile::check`] knows only numbers; [`plan_tile`] knows the problem and the GPU too; [`Plan::check_build`] builds.
 
 use flashcore_core::Problem;
 use flashcore_ptx::sm::Sm;
@@ -23,7 +23,7 @@ use crate::{
 /// Registers of a consumer for addresses, masks and the state of softmax: what shipped kernels need at least.
 const OTHER_REGISTERS: u32 = 16;
 
-/// Why a tile cannot serve.
+/// Why a tile cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Misfit {
@@ -85,7 +85,7 @@ fn check_rules(rules: &[Rule]) -> Result<(), Misfit> {
     broken.map_or(Ok(()), |&(field, given, _, _, allowed)| Err(Misfit::Value { field, given, allowed }))
 }
 
-/// A number that divides powers of two alone.
+/// A number that divides only powers of two.
 const fn unit_of_powers(given: u32) -> u32 {
     if given.is_power_of_two() { 1 } else { u32::MAX }
 }
@@ -191,7 +191,7 @@ fn check_decode(shape: &few_queries::Shape) -> Result<(), Misfit> {
     ])
 }
 
-/// What a problem asks of a tile.
+/// What a problem requires of a tile.
 fn check_decode_for(problem: &Problem, gpu: &Gpu, shape: &few_queries::Shape) -> Result<(), Misfit> {
     let rows = few_queries::rows(problem) as u32;
     check_rules(&[("blocks", shape.blocks, 1, rows.div_ceil(16)..=2, "enough for all rows")])?;
@@ -326,7 +326,7 @@ pub fn plan_tile(problem: &Problem, gpu: &Gpu, alignment: u64, tile: Tile) -> Re
     Ok(plan)
 }
 
-/// What a tile asks of a multiprocessor, as far as it is known without building.
+/// What a tile needs of a multiprocessor, as far as it is known without building.
 struct Demand {
     /// Registers of a thread that are in use at once, about.
     registers: u32,

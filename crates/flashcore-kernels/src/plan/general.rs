@@ -1,6 +1,6 @@
 //! The tiles of the general kernel, `forward_sm80`: one table for all GPUs, the reason beside each row.
 //!
-//! A row is taken where its CTAs fit in the shared memory of the GPU at hand: 227 KiB (sm_90, sm_100), 163 (sm_80),
+//! A row is used if its CTAs fit in the shared memory of the GPU: 227 KiB (sm_90, sm_100), 163 (sm_80),
 //! 99 (sm_86, sm_89, sm_120) or 64 (sm_75).
 
 use flashcore_core::{Problem, Sequences};

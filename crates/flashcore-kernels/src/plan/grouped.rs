@@ -1,4 +1,4 @@
-//! How grouped products are computed on a GPU: which kernels, and how rows and columns are cut.
+//! How grouped products are computed on a GPU: which kernels, and how rows and columns are tiled.
 
 use flashcore_core::{DType, ExpertLayout, GroupedProblem};
 use flashcore_ptx::target::Target;
@@ -41,7 +41,7 @@ pub fn plan_grouped(problem: &GroupedProblem, gpu: &Gpu, alignment: u64) -> Resu
     plan_with(problem, gpu, alignment, (Cut::General(fitted(shape, gpu)?), why))
 }
 
-/// As [`plan_grouped`], cut so: for tuning.
+/// Like [`plan_grouped`], with this tile: for tuning.
 pub fn plan_grouped_tile(
     problem: &GroupedProblem,
     gpu: &Gpu,
@@ -130,7 +130,7 @@ const fn runs_along(layout: &ExpertLayout) -> bool {
     layout.is_row_major()
 }
 
-/// What the kernels ask of a problem.
+/// What the kernels require of a problem.
 fn check(problem: &GroupedProblem, work: &Work, alignment: u64) -> Result<Half, PlanError> {
     let half = match problem.dtype() {
         DType::F16 => Half::F16,

@@ -1,4 +1,4 @@
-//! The Hopper kernel, `forward_sm90`: what it cannot take, and its tiles with the reason beside each row.
+//! The Hopper kernel, `forward_sm90`: what it does not support, and its tiles with the reason beside each row.
 
 use flashcore_core::{Layout, Problem, Scales, Sequences};
 use flashcore_tile::{Element, RegisterBudget};

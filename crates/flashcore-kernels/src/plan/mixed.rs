@@ -1,7 +1,7 @@
 //! Batches that mix prompts and single queries, packed: one kernel for sequences of many queries, then one for the others.
 //!
-//! Which sequence is whose is found on the device, from lengths that the host never sees. Both kernels overwrite rows of
-//! their own sequences alone.
+//! The device decides which kernel takes a sequence, from lengths that the host never sees. Each kernel writes only rows
+//! of its own sequences.
 
 use flashcore_core::{Problem, Sequences};
 

@@ -1,4 +1,4 @@
-//! How a mixture of experts is computed on a GPU: which kernels, and how rows and features are cut.
+//! How a mixture of experts is computed on a GPU: which kernels, and how rows and features are tiled.
 
 use flashcore_core::{DType, ExpertLayout, Index, MoeProblem, MoeSpec, Routing, Score, Shared, Sigmoid};
 use flashcore_ptx::target::Target;
@@ -39,7 +39,7 @@ pub fn plan_moe(problem: &MoeProblem, gpu: &Gpu, alignment: u64) -> Result<Plan,
     plan_with(problem, gpu, alignment, (cuts, why))
 }
 
-/// As [`plan_moe`], with both products cut so, whose rows must be alike: for tuning.
+/// Like [`plan_moe`], with these tiles for both products, whose rows must match: for tuning.
 pub fn plan_moe_tiles(
     problem: &MoeProblem,
     gpu: &Gpu,
@@ -210,7 +210,7 @@ const fn is_product(kernel: &KernelConfig) -> bool {
     matches!(kernel, KernelConfig::Moe(Config::Product(_) | Config::ProductSm90(_)))
 }
 
-/// What the kernels ask of a problem.
+/// What the kernels require of a problem.
 fn check(problem: &MoeProblem, alignment: u64) -> Result<Half, PlanError> {
     let spec = problem.spec();
     let half = match problem.dtype() {

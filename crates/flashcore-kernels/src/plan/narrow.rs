@@ -124,7 +124,7 @@ pub(super) fn launches(kernel: forward_sm90::Config, problem: &Problem, gpu: &Gp
     ]
 }
 
-/// What keys and values are made of, under queries of `input`.
+/// Element type of keys and values, under queries of `input`.
 pub(super) fn cache(problem: &Problem, input: Element) -> Element {
     if problem.kv_dtype() == problem.dtype() { input } else { Element::E4m3 }
 }

@@ -1,4 +1,4 @@
-//! How a tensor is rounded to 8 bits on a GPU: means if they are subtracted, largest magnitudes, then the numbers.
+//! How a tensor is rounded to 8 bits on a GPU: means if they are subtracted, largest magnitudes, then the values.
 
 use flashcore_core::{Granularity, QuantiseProblem};
 use flashcore_ptx::target::Target;
@@ -9,7 +9,7 @@ use crate::{
     quantise::{Config, Stage, ctas, extent, held},
 };
 
-/// Most features of heads that are turned: as many as attention multiplies.
+/// Most features of transposed heads: as many as attention multiplies.
 const MOST_TURNED: usize = 256;
 
 /// Plans to quantise; `alignment` is what the addresses of both tensors are multiples of, in bytes.
@@ -48,7 +48,7 @@ pub fn plan_quantise(problem: &QuantiseProblem, gpu: &Gpu, alignment: u64) -> Re
     Ok(Plan { main: launches.len() - 1, ..Plan::of(launches, gpu, why) })
 }
 
-/// What writing turned values asks for.
+/// What writing transposed values requires.
 fn check_turned(problem: &QuantiseProblem, alignment: u64) -> Result<(), PlanError> {
     let spec = problem.spec();
     if !spec.turned {

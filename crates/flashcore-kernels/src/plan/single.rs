@@ -1,6 +1,6 @@
 //! The tiles of the general kernel for f32: one table, the reason beside each row.
 //!
-//! Elements are twice as wide and every product is three, so that tiles are smaller and the time of copies counts less.
+//! Elements are twice as wide and every product is three, so tiles are smaller and copy time matters less.
 
 use super::general::{ANY, Row, shape_of};
 

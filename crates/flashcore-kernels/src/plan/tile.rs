@@ -7,7 +7,7 @@ use crate::{
     launch::KernelConfig, merge, moe,
 };
 
-/// How the work of one kernel family is cut.
+/// The tile of one kernel family.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 #[non_exhaustive]
 pub enum Tile {
@@ -29,13 +29,13 @@ pub enum Tile {
     /// New rows of a cache.
     #[serde(rename = "append")]
     Append(append::Shape),
-    /// What kernels of gradients have to know of each row.
+    /// What kernels of gradients need to know about each row.
     #[serde(rename = "backward_rows")]
     BackwardRows(backward_rows::Shape),
     /// Gradients of sinks, which know one way.
     #[serde(rename = "backward_sinks")]
     BackwardSinks,
-    /// Nothing is tuned where values are turned.
+    /// Transposing values has nothing to tune.
     TurnValues,
     /// Nothing is tuned where tensors are rounded to 8 bits.
     #[serde(rename = "quantise")]
@@ -49,7 +49,7 @@ pub enum Tile {
     /// The end of sums, which knows one way.
     #[serde(rename = "backward_sums")]
     BackwardSums,
-    /// A product of experts, or a step of theirs that is cut in one way alone.
+    /// A product of experts, or one of their steps that has only one tile.
     #[serde(rename = "moe")]
     Moe(Option<moe::Cut>),
     /// Grouped products, or what goes before them.
@@ -58,7 +58,7 @@ pub enum Tile {
 }
 
 impl Tile {
-    /// The name of the kernels that are cut so.
+    /// The name of the kernels with such tiles.
     pub(super) const fn family(&self) -> &'static str {
         match self {
             Self::Sm80(_) => "forward_sm80",

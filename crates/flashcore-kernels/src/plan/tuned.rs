@@ -1,8 +1,8 @@
 //! Tables of measured tiles: which tile computes exactly one problem on exactly one kind of GPU.
 //!
-//! `flashcore tune` writes tables; a plan asks one only where somebody named it, and the rules decide otherwise. A table
-//! is data and never trusted: its size is limited, every field is known, and a tile becomes a kernel only through the
-//! gate that every tile passes (`fit`). A row whose tile does not pass leaves the choice to the rules.
+//! `flashcore tune` writes tables; a plan uses one only if the caller named it, and the rules otherwise. A table is
+//! untrusted data: its size is limited, unknown fields are refused, and a tile becomes a kernel only through the gate
+//! that every tile passes (`fit`). If a row's tile does not pass, the rules choose.
 
 use std::{collections::BTreeMap, fs::File, io::Read, path::Path};
 
@@ -33,7 +33,7 @@ pub struct Table {
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
-    /// How to cut the work.
+    /// How to split the work.
     pub tile: Tile,
     /// What was measured, where and when, in words.
     pub evidence: String,

@@ -1,5 +1,5 @@
-//! A block of rows with one factor, read once: it goes to shared memory, shows its largest magnitude, and is rounded.
-//! Registers could hold it too, but the compiler then keeps what the first look has unpacked, which is twice as much.
+//! A block of rows with one factor, read once: it is copied to shared memory, scanned for its largest magnitude, and
+//! rounded. Registers could hold it too, but the compiler then keeps the values unpacked by the scan, twice the size.
 
 use flashcore_core::QuantiseProblem;
 use flashcore_tile::{Builder, F32, Params, Reg, Scope, Shared};

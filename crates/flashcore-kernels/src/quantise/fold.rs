@@ -1,5 +1,5 @@
-//! Partial answers of slices become means or factors: by the CTA whose slice was the last to be done, always in the order
-//! of slices.
+//! Merges partial results of slices into means or factors: in the CTA whose slice finished last, always in the order of
+//! slices.
 
 use flashcore_core::QuantiseProblem;
 use flashcore_tile::{Builder, Cta, F32, Params, Reg, Scope, Shared, U32, U64, Uniform, Val};
@@ -11,7 +11,7 @@ use super::{
     slots,
 };
 
-/// Partial answers that a thread asks for at a time.
+/// Partial results that a thread loads at a time.
 const ASKED: u32 = 8;
 
 /// Where slices leave what they came to.
@@ -38,7 +38,7 @@ impl Fold {
         Self { partial, done, end, found: b.shared_at(found) }
     }
 
-    /// Puts the answers of a share together, if this slice was the last of it.
+    /// Merges the results of a share, if this slice was the last of it.
     pub(super) fn run(&self, b: &mut Builder, cfg: &Config, args: &Arguments, slice: &Slice, memory: Shared) {
         let share = b.let_(slice.index / args.share);
         let last = self.is_last(b, args, share);
@@ -103,7 +103,7 @@ impl Fold {
     }
 }
 
-/// So many answers, which lie `step` bytes apart, as one.
+/// So many results, `step` bytes apart, as one.
 fn joined(b: &mut Builder, cfg: &Config, (at, step): (Reg<U64>, Reg<U64>), count: Reg<U32>) -> Reg<F32> {
     let all = b.var_in::<F32>(Scope::Lane, 0.0);
     let (at, left) = (b.var_in(Scope::Lane, at), b.var_in(Scope::Lane, count.signed()));

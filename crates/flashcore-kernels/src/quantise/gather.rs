@@ -1,4 +1,4 @@
-//! What a slice comes to: the sums of its features, or its largest magnitude, or that of each feature.
+//! What a slice is reduced to: the sums of its features, or its largest magnitude, or that of each feature.
 
 use flashcore_core::QuantiseProblem;
 use flashcore_tile::{Builder, F32, Params, Pred, Reg, Scope, Shared, U32, U64, Val};
@@ -109,7 +109,7 @@ fn scan(
     );
 }
 
-/// What a number adds to an answer.
+/// What a value adds to a result.
 pub(super) fn counted(b: &mut Builder, stage: Stage, value: Reg<F32>, care: Care) -> Reg<F32> {
     let size = b.abs(value);
     let value = if stage == Stage::Sum { value } else { size };
@@ -173,7 +173,7 @@ impl Config {
     }
 }
 
-/// One answer and another.
+/// Combines two results.
 pub(super) fn join(b: &mut Builder, stage: Stage, all: Reg<F32>, next: Reg<F32>) -> Reg<F32> {
     if stage == Stage::Sum { b.add(all, next) } else { b.max(all, next) }
 }

@@ -1,13 +1,13 @@
-//! Tensors rounded to 8 bits, from sm_80 on: kernels that sum, find largest magnitudes, round, or do the last two with one
-//! look at the numbers; `plan/quantise.rs` says which of them a problem needs.
+//! Tensors rounded to 8 bits, from sm_80 on: kernels that sum, find largest magnitudes, round, or do the last two in one
+//! pass over the data; `plan/quantise.rs` says which of them a problem needs.
 //!
-//! A CTA has a slice: neighbouring rows of one head. Its threads stand in groups of lanes, a group for each row at a time,
-//! and a lane keeps its columns over all rows, so that sums and maxima of features need no more than one exchange. Partial
-//! answers of slices are put together by whoever is last, in the order of slices, so that bits do not depend on who was
-//! first.
+//! A CTA has a slice: neighbouring rows of one head. Its threads form groups of lanes, one group per row at a time,
+//! and a lane keeps its columns over all rows, so that sums and maxima of features need only one exchange. The CTA
+//! that finishes last merges partial results of slices, in the order of slices, so that bits do not depend on
+//! timing.
 //!
-//! All that these kernels do is wait for memory. Each thread therefore asks for several rows before it looks at the first,
-//! and a kernel that reads what the one before has read begins at its end, which the L2 cache still holds.
+//! These kernels are memory bound. Each thread therefore has several rows in flight before it uses the first, and a kernel
+//! that reads what the previous one has read starts at its end, which is still in L2.
 
 mod block;
 mod fold;
@@ -33,11 +33,11 @@ const MOST_LANES: u32 = 32;
 const SLICE: usize = 64;
 /// Most slices of a head, where blocks do not decide.
 const MOST_SLICES: usize = 32;
-/// Bytes of a factor, a mean or a partial answer.
+/// Bytes of a factor, a mean or a partial result.
 const BYTES: u32 = size_of::<f32>() as u32;
-/// Rows that a thread asks for at a time.
+/// Rows that a thread loads at a time.
 const IN_FLIGHT: u32 = 4;
-/// Most registers of a thread for the numbers of a block on their way.
+/// Most registers of a thread for the numbers of a block in flight.
 const MOST_HELD: u32 = 32;
 
 /// What a kernel does.
@@ -51,7 +51,7 @@ pub enum Stage {
     Round,
     /// Numbers become factors and floats: those of a block, which are read once.
     Block,
-    /// Numbers become floats that lie turned.
+    /// Rounds values to transposed floats.
     Turn,
 }
 
@@ -72,7 +72,7 @@ pub struct Config {
     pub centred: bool,
     /// Whether batch entries use a part of their rows.
     pub used: bool,
-    /// Whether what a slice comes to is the whole answer.
+    /// Whether the result of a slice is the whole result.
     pub whole: bool,
     /// Whether a row's heads lie next to each other, so that neighbouring CTAs take the heads of the same rows: memory is
     /// fastest where what is read at a time is one piece.
@@ -188,7 +188,7 @@ impl Config {
         }
     }
 
-    /// Whether features are summed or looked at one by one.
+    /// Whether features are summed or checked one by one.
     fn by_column(&self) -> bool {
         self.channels || self.stage == Stage::Sum
     }
@@ -199,14 +199,14 @@ impl Config {
     }
 }
 
-/// How a problem is cut into slices.
+/// How a problem is split into slices.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     /// Rows of a slice.
     rows: usize,
     /// Slices of a head.
     parts: usize,
-    /// Neighbouring slices that share an answer.
+    /// Neighbouring slices that share a result.
     share: usize,
 }
 
@@ -320,7 +320,7 @@ struct Arguments {
     heads: Reg<U32>,
     seq: Reg<U32>,
     dim: Reg<U32>,
-    /// Rows of a slice, slices of a head, slices that share an answer.
+    /// Rows of a slice, slices of a head, slices that share a result.
     rows: Reg<U32>,
     parts: Reg<U32>,
     share: Reg<U32>,

@@ -1,4 +1,4 @@
-//! Numbers become floats: less their means, divided by their factors, rounded. Rows that are not used become zeros.
+//! Rounds values to 8-bit floats: less their means, divided by their factors. Unused rows become zeros.
 
 use flashcore_core::QuantiseProblem;
 use flashcore_tile::{B32, Builder, F32, Global, Params, Reg, Scope, U32, U64, Val};

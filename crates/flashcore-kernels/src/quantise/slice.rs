@@ -1,4 +1,4 @@
-//! What a CTA has of a tensor, and rows of it on their way to registers.
+//! A CTA's slice of a tensor, and loading its rows into registers.
 
 use flashcore_tile::{Builder, F32, Pred, Reg, Scope, Shared, U32, U64};
 

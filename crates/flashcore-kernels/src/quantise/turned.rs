@@ -1,4 +1,4 @@
-//! Numbers become floats that lie turned, for attention that reads the keys of a feature next to each other: the last stage
+//! Rounds values to transposed 8-bit floats, for attention that reads the keys of a feature contiguously: the last stage
 //! for values. A CTA has 128 rows of a head.
 
 use flashcore_core::{Granularity, QuantiseProblem};
@@ -12,7 +12,7 @@ use crate::parts::{
     turner::{CHUNK, Chunk, KEYS, Turner},
 };
 
-/// Words of numbers that a thread asks for at a time.
+/// Words of values that a thread loads at a time.
 const WORDS: u32 = 32;
 
 pub(super) fn build(b: &mut Builder, params: &mut Params<QuantiseProblem>, cfg: &Config, args: &Arguments) {

@@ -1,4 +1,4 @@
-//! FlashCore's own GPU kernels as a competitor, timed by events on a stream of their own.
+//! FlashCore's own GPU kernels as a competitor, timed by events on their own stream.
 #![allow(unsafe_code)] // Launching a kernel over device memory that this file owns.
 
 use std::{rc::Rc, sync::Arc};

@@ -1,6 +1,6 @@
 //! FlashAttention-3 as a peer: a folder with its library, which the Python process of [`super::torch`] loads.
 //!
-//! The library registers an operator with PyTorch; it is no part of FlashCore, and users say where theirs lies.
+//! The library registers an operator with PyTorch; it is not part of FlashCore, and users say where theirs is.
 
 use std::path::{self, Path, PathBuf};
 

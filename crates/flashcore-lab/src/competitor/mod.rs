@@ -1,6 +1,6 @@
-//! Competitors: everything that can compute a task and be timed at it, ours and others' alike.
+//! Competitors: everything that can compute a task and be timed doing so, ours and others' alike.
 //!
-//! [`Competitor`] is who competes; [`Competitor::prepare`] gives a [`Ready`] that holds one task. [`crate::burst`] times it,
+//! [`Competitor`] is a contestant; [`Competitor::prepare`] gives a [`Ready`] that holds one task. [`crate::burst`] times it,
 //! [`crate::judge`] judges it. [`host`] makes a competitor of any [`Backend`](flashcore_core::Backend), [`torch`] of what
 //! PyTorch offers and of [`fa3`]'s operator.
 
@@ -49,11 +49,11 @@ pub trait Competitor {
         true
     }
 
-    /// Gets ready for a task: plans, compiles, brings the inputs to where they are needed.
+    /// Prepares a task: plans, compiles, copies the inputs to where they are needed.
     fn prepare(&self, workload: &Rc<Workload>) -> Result<Box<dyn Ready>, LabError>;
 }
 
-/// A competitor with a task in its hands.
+/// A competitor with a prepared task.
 pub trait Ready {
     /// The kernel that runs.
     fn kernel(&self) -> &str;

@@ -1,6 +1,6 @@
-//! Who can compete on this machine: ours, the naive one, and PyTorch's where there is a Python with it.
+//! Which competitors run on this machine: ours, the naive one, and PyTorch's if there is a Python with it.
 //!
-//! The command line asks for competitors by name; what is missing is said once and left out.
+//! The command line asks for competitors by name; missing ones are reported once and skipped.
 
 use std::{cell::OnceCell, path::Path, rc::Rc, sync::Arc};
 
@@ -69,7 +69,7 @@ impl Ours {
 pub struct Roster {
     ours: Ours,
     threads: Option<usize>,
-    /// Started when somebody asks for one of its competitors.
+    /// Started when one of its competitors is first requested.
     torch: OnceCell<Result<Rc<Torch>, LabError>>,
 }
 

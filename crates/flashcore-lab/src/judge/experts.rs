@@ -1,4 +1,4 @@
-//! Whether a mixture of experts is right, within a bound on time: on evenly spaced tokens.
+//! Whether a mixture of experts is right, in bounded time: on evenly spaced tokens.
 
 use flashcore_core::{Data, MoeInputs, MoeProblem};
 use flashcore_testkit::{

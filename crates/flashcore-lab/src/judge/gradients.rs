@@ -1,7 +1,7 @@
-//! Whether gradients are right, within bounds on time and memory: on some heads, each for itself, all of dQ, dK and dV.
+//! Whether gradients are right, in bounded time and memory: on some heads, one at a time, all of dQ, dK and dV.
 //!
-//! Every row of dK and dV depends on every query, so that the rows of a large problem cannot be judged by themselves. What
-//! is judged are therefore the gradients of an output's gradient that is 0 but in evenly spaced rows: the others add exactly
+//! Every row of dK and dV depends on every query, so rows of a large problem cannot be judged individually. What is judged
+//! are therefore the gradients for an output gradient that is 0 except in evenly spaced rows: the others add exactly
 //! nothing, in f64 as in a kernel, and cost the oracle nothing.
 
 use std::{ops::Range, sync::Arc};

@@ -1,4 +1,4 @@
-//! Who is right: the testkit's error rule, with the f64 result of a task computed once for all competitors.
+//! Judging results: the testkit's error rule, with the f64 result of a task computed once for all competitors.
 
 pub mod experts;
 pub mod gradients;

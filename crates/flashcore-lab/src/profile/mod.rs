@@ -1,4 +1,4 @@
-//! What limits a kernel: how many CTAs fit ([`occupancy`]), and what Nsight Compute counts where it is found.
+//! What limits a kernel: how many CTAs fit ([`occupancy`]), and Nsight Compute's counters if it is found.
 //!
 //! [`ncu`] runs a child process ([`target`]) under Nsight Compute; [`reading`] makes one screen of the counters.
 

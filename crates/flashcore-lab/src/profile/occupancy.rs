@@ -1,5 +1,5 @@
-//! How many CTAs of a kernel fit on one multiprocessor, from its resources alone: what the driver would say, where there
-//! is none. `profile` and `inspect` tell it.
+//! How many CTAs of a kernel fit on one multiprocessor, from its resources alone: what the driver would report, without
+//! a driver. `profile` and `inspect` print it.
 
 use flashcore_ptx::sm::{REGISTER_UNIT, REGISTERS, Sm};
 use serde::Serialize;

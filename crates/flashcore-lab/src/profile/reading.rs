@@ -1,4 +1,4 @@
-//! One screen about what bounds a kernel, out of the counters of [`super::ncu`].
+//! One screen about what bounds a kernel, from the counters of [`super::ncu`].
 
 use serde::Serialize;
 
@@ -14,9 +14,9 @@ pub struct Reading {
     pub duration_us: Option<f64>,
     pub tensor: Option<f64>,
     pub compute: Option<f64>,
-    /// Share of the DRAM's rate.
+    /// Fraction of DRAM bandwidth.
     pub dram: Option<f64>,
-    /// Share of the L2 cache's rate.
+    /// Fraction of L2 bandwidth.
     pub l2: Option<f64>,
     /// Share of a multiprocessor's warps that were active.
     pub occupancy: Option<f64>,

@@ -1,4 +1,4 @@
-//! What a report shows, as data: runs in figures, runs that can be compared, problems that make a curve.
+//! What a report shows, as data: runs in figures, comparable runs, problems that form a curve.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,7 +35,7 @@ pub struct Run {
     pub ours: Option<String>,
     pub peers: Vec<String>,
     pub problems: Vec<Problem>,
-    /// Everybody beside the best peer.
+    /// All competitors against the best peer.
     pub standings: Vec<Standing>,
 }
 

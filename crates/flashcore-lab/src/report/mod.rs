@@ -1,4 +1,4 @@
-//! What saved runs come to, as a page that needs nothing but a browser, and as pictures.
+//! The results of saved runs, as a page that needs only a browser, and as pictures.
 //!
 //! Reading order: `data` (runs in figures, series, curves), `charts` (which plots there are), `plot` (how one is
 //! drawn), `page`, `markdown`; `words` formats numbers and escapes text. `flashcore report` is the only caller.
@@ -63,7 +63,7 @@ impl Report {
         &self.series
     }
 
-    /// The series, each with a name of its own.
+    /// The series, each with its own name.
     fn named(&self) -> impl Iterator<Item = (String, &Series)> {
         let mut given = Vec::new();
         self.series.iter().map(move |series| {

@@ -1,7 +1,7 @@
 //! The page: a summary of everything on top, then a section per series with its plots and tables.
 //!
-//! It is one file without scripts, and its content security policy forbids the browser to load anything. Text becomes
-//! part of it through [`escaped`] alone.
+//! It is one file without scripts, and its content security policy forbids the browser to load anything. Text enters
+//! it only through [`escaped`].
 
 use super::{
     Report, STYLE,

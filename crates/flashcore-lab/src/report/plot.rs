@@ -1,7 +1,7 @@
 //! One plot: two axes with ticks at round numbers, and marks that lines join or not, written as SVG.
 //!
 //! Every plot has the width of a phone, so that text keeps its size there. A [`Figure`] is some plots with a legend: part
-//! of a page, or a picture of its own that brings its colours for light and dark along.
+//! of a page, or a standalone picture that includes its colours for light and dark.
 
 use std::f64::consts::TAU;
 

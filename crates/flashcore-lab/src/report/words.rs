@@ -1,4 +1,4 @@
-//! Figures as people read them: three digits that mean something, with a unit that fits. Used by plots and tables.
+//! Figures for people: three significant digits, with a suitable unit. Used by plots and tables.
 
 /// Units with their sizes, the largest first.
 pub(super) type Units = [(f64, &'static str)];

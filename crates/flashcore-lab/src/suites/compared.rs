@@ -1,5 +1,5 @@
-//! Suites of comparisons: each option of attention beside the plain kernel that does the same work without it, and
-//! sequence lengths of all kinds beside the next that fills its last tile of rows.
+//! Suites of comparisons: each option of attention against the plain kernel that does the same work without it,
+//! and sequence lengths of all kinds against the next one that fills its last row tile.
 
 use flashcore_core::{DType, Mask, Problem};
 use flashcore_kernels::{ALLOCATED_ALIGNMENT, Gpu, KernelConfig, plan};
@@ -18,7 +18,7 @@ struct Row {
     shapes: &'static [[usize; 4]],
     change: fn(&mut AttentionSpec),
     peer: Option<&'static str>,
-    /// What the ratio is wanted to be at most.
+    /// Upper bound on the ratio.
     wanted: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Suites of gradients, of caches as inference engines have them, and of mixtures of experts; each with a small form for
+//! Suites of gradients, of caches as in inference engines, and of mixtures of experts; each with a small form for
 //! trying it on a CPU.
 
 use flashcore_core::{DType, Dims, Layout, Mask, Spec};
@@ -52,7 +52,7 @@ pub(super) fn grouped(dtype: DType, shapes: [[usize; 5]; 1]) -> Comparisons {
     Ok(pairs(shapes, dtype)?.into_iter().map(compare).collect())
 }
 
-/// What a serving suite is made of.
+/// The contents of a serving suite.
 pub(super) struct Serving {
     dim: usize,
     /// Rows of pages.
@@ -156,7 +156,7 @@ impl Serving {
         Ok(all)
     }
 
-    /// The tasks, each beside what it is compared with.
+    /// The tasks, each next to what it is compared with.
     pub(super) fn tasks(&self, dtype: DType) -> Tasks {
         let usual = |task: &Task| task.attention().is_some_and(|spec| spec.page == Some(self.usual));
         let mut tasks = Vec::new();

@@ -1,5 +1,5 @@
-//! Attention to measure, as plain data: dense tensors, or a cache as inference engines have it, with lengths that differ and
-//! in pages. [`super::Task`] is made of it.
+//! Attention to measure, as plain data: dense tensors, or a cache as in inference engines, with unequal lengths and in
+//! pages. [`super::Task`] contains it.
 
 use std::{fmt, ops::Not};
 

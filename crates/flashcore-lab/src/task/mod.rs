@@ -1,5 +1,5 @@
-//! What is measured: one operation over tensors of known extents, by a name, as plain data that files and other processes
-//! can hold. [`crate::suites`] and the command line make tasks; competitors and the record take them.
+//! What is measured: one named operation over tensors of known extents, as plain data for files and other processes.
+//! [`crate::suites`] and the command line make tasks; competitors and the record take them.
 
 mod attention;
 mod experts;

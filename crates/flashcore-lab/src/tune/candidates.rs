@@ -1,7 +1,7 @@
-//! Every tile of a kernel family as options on a few axes, and which of them come next.
+//! Every tile of a kernel family as options on a few axes, and which of them to try next.
 //!
-//! [`super::search`] asks for wave after wave. Which candidates come next depends on the seed and on what was measured,
-//! nothing else, so that a search that is resumed goes the same way.
+//! [`super::search`] asks for wave after wave. Which candidates come next depends only on the seed and on what was
+//! measured, so a resumed search takes the same path.
 
 use std::{collections::HashSet, iter::successors, vec::IntoIter};
 

@@ -1,7 +1,7 @@
-//! What was tried, a JSON line each: a search that was ended at any moment goes on where it was.
+//! What was tried, one JSON line each: a search stopped at any moment resumes where it was.
 //!
-//! Every line names its search, so that one file serves many problems and machines; lines of other searches, and lines
-//! that cannot be read, are passed over. A torn last line is cut off.
+//! Every line names its search, so that one file serves many problems and machines; lines of other searches, and
+//! unreadable lines, are skipped. A torn last line is removed.
 
 use std::{
     collections::HashMap,

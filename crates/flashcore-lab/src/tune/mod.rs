@@ -1,7 +1,7 @@
 //! Which tile is fastest for a problem: searched for, checked against f64, measured, and kept in a table.
 //!
-//! [`candidates`] says what tiles there are and which come next; [`runner`] builds, checks and measures them on a GPU or
-//! in the simulator; [`search`] puts it together and ends with a race between the best and what the rules choose.
+//! [`candidates`] says which tiles there are and which come next; [`runner`] builds, checks and measures them on a GPU
+//! or in the simulator; [`search`] puts it together and ends with a race between the best and what the rules choose.
 //! Everything that was tried is a line of a [`log`].
 
 pub mod candidates;

@@ -1,7 +1,7 @@
 //! The search for one problem: wave after wave of candidates, each built, checked and measured, then a final race.
 //!
-//! The rules' own choice is measured with every wave, and fitness is the cost relative to it, so that a GPU whose clock
-//! drifts favours nobody. What the log knows is not measured again.
+//! The rules' own choice is measured with every wave, and fitness is the cost relative to it, so a drifting GPU clock
+//! favours no candidate. What is in the log is not measured again.
 
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,7 @@ const FINAL_TURNS: usize = 10;
 const FINAL_LENGTH: f64 = 3.0;
 /// Candidates that meet the rules' choice in a final.
 const FINALISTS: usize = 3;
-/// The most of the rules' cost that is worth a row.
+/// Highest fraction of the rules' cost that is worth a row.
 const WORTHWHILE: f64 = 0.995;
 /// By how much an idle candidate is worse than a busy one of the same speed: counters break ties, no more.
 const IDLE_COST: f64 = 0.02;

@@ -1,7 +1,7 @@
-//! The child's side: runs the checks of one group and says what happens line by line.
+//! The child's side: runs the checks of one group and reports line by line.
 //!
-//! A backend that failed to launch may be beyond repair (a poisoned GPU context), so the child ends there; the parent
-//! starts another for what is left.
+//! A backend that failed to launch may be beyond repair (a poisoned GPU context), so the child exits; the parent
+//! starts another for the rest.
 
 use std::io::{self, Write};
 

@@ -1,8 +1,8 @@
 //! Is a backend right? Stage by stage, so that the first failure names the cause.
 //!
-//! build → launch → sanity → correctness → determinism → isolation: `build` is asked of the backend here, the rest is
+//! build → launch → sanity → correctness → determinism → isolation: `build` is done by the backend here, the rest is
 //! the testkit's suite. Cases come in groups ([`plan`]); each group runs in a child process ([`child`]) under a
-//! watchdog ([`watch`]), so that a hang or a poisoned GPU context is one red row and not the end.
+//! watchdog ([`watch`]), so a hang or a poisoned GPU context fails only one row.
 
 pub mod child;
 pub mod plan;
@@ -39,7 +39,7 @@ pub struct Scope {
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug, Default)]
 #[serde(rename_all = "lowercase")]
 pub enum Extent {
-    /// What takes long is left out.
+    /// Slow checks are omitted.
     Quick,
     /// What a person waits for.
     #[default]

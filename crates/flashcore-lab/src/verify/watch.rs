@@ -1,4 +1,4 @@
-//! The parent's side: starts children, listens, and ends those that hang.
+//! The parent's side: starts children, listens, and kills those that hang.
 
 use std::{
     process::{Command, ExitStatus, Stdio},
@@ -32,7 +32,7 @@ pub struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    /// Carries out `order`, in as many children as it takes; `seen` is told of every report.
+    /// Executes `order`, in as many children as it takes; `seen` gets every report.
     pub fn group(&self, mut order: Order, seen: &mut dyn FnMut(&Report)) -> Result<Outcome, LabError> {
         let mut outcome = Outcome::default();
         let mut deaths = 0;

@@ -19,7 +19,7 @@ use std::collections::HashMap;
 
 /// Most registers of one kernel: far above what compiles, low enough to keep hostile input cheap.
 const MAX_REGISTERS: u32 = 1 << 20;
-/// Most scopes inside of each other.
+/// Most scopes inside each other.
 const MAX_SCOPES: usize = 64;
 /// Most parts of a mnemonic, as in `cp.async.bulk.prefetch.tensor`.
 const MAX_OP_PARTS: usize = 5;

@@ -1,4 +1,4 @@
-//! What stands outside of kernels: version, target, variables, heads of kernels and functions. Calls
+//! Everything outside of kernels: version, target, variables, heads of kernels and functions. Calls
 //! [`super::body`] for the rest.
 
 use super::{Cursor, ParseError, ParseErrorKind, Parsed, body, error_at, lexer::TokenKind, operand, shown};
@@ -61,7 +61,7 @@ impl Names {
     }
 }
 
-/// Reads a whole module; beside it stand the errors behind which it went on.
+/// Reads a whole module; also returns the errors after which it continued.
 pub(super) fn module(
     cursor: Cursor<'_, '_>,
     file: &str,

@@ -1,7 +1,7 @@
-//! `.loc` lines of inlined functions: which line of which file to tell a reader about.
+//! `.loc` lines of inlined functions: which line of which file to show the user.
 //!
-//! A compiler inlines what stands in headers, and names for each such instruction the place of the call, whose own
-//! `.loc` came before. A reader knows the kernel's file: what counts is the innermost line of the chain that stands there.
+//! A compiler inlines functions from headers, and names for each such instruction the place of the call, whose own `.loc`
+//! came before. Users know the kernel's file: the innermost line of the chain in that file is the one to show.
 
 use std::collections::BTreeMap;
 
@@ -14,9 +14,9 @@ pub(super) struct Inlined(BTreeMap<Position, Shown>);
 
 #[derive(Clone, Copy)]
 struct Shown {
-    /// File and line to tell.
+    /// File and line to report.
     place: (u32, u32),
-    /// The file that the outermost call stands in.
+    /// The file of the outermost call.
     outermost: u32,
 }
 

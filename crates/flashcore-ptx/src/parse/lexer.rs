@@ -32,7 +32,7 @@ struct Lexer<'t> {
     rest: &'t str,
     line: u32,
     column: u32,
-    /// Whether the comments of LLVM say that assembly of the program's author stands here.
+    /// Whether LLVM's comments mark this as the author's inline assembly.
     is_inline: bool,
 }
 

@@ -1,6 +1,6 @@
-//! Text to [`Module`]: our own output exactly, and as far as it is cheap what nvcc and Triton print.
+//! Text to [`Module`]: our own output exactly, and as much of nvcc's and Triton's output as is cheap.
 //!
-//! Stages: `lexer` cuts tokens, `header` reads what stands outside of kernels, `body` statements and scopes,
+//! Stages: `lexer` cuts tokens, `header` reads everything outside of kernels, `body` statements and scopes,
 //! `operand` one operand. Every instruction is matched against [`crate::table`] at once, so a wrong one is
 //! reported at its line. No input makes the parser panic.
 
@@ -106,7 +106,7 @@ pub fn parse_file(name: &str, text: &str) -> Result<Parsed, ParseError> {
 /// The first error of a text, and those that follow it.
 pub type ParseErrors = (ParseError, Vec<ParseError>);
 
-/// As [`parse_file`], but goes on behind a wrong instruction, so that all of them are reported at once.
+/// Like [`parse_file`], but continues after a wrong instruction, so that all of them are reported at once.
 pub fn parse_all(name: &str, text: &str) -> Result<Parsed, ParseErrors> {
     read(name, text, false)
 }
@@ -187,7 +187,7 @@ impl<'t> Cursor<'_, 't> {
         value.map_or_else(|| error_at(token, ParseErrorKind::Number(token.text.into())), Ok)
     }
 
-    /// Skips what is left of the line that `token` stands on.
+    /// Skips the rest of the line of `token`.
     fn skip_line(&mut self, token: Token<'t>) {
         while self.peek(0).line == token.line && self.peek(0).kind != TokenKind::End {
             self.bump();
@@ -218,7 +218,7 @@ impl<'t> Cursor<'_, 't> {
         text
     }
 
-    /// Skips to behind the next `end` on this level of braces.
+    /// Skips past the next `end` on this level of braces.
     fn skip_past(&mut self, end: &str) -> Result<(), ParseError> {
         let mut depth = 0u32;
         loop {

@@ -1,4 +1,4 @@
-//! Copies that run on their own: `cp.async` and its groups, bulk copies, tensor copies.
+//! Asynchronous copies: `cp.async` and its groups, bulk copies, tensor copies.
 
 use super::spec::*;
 use crate::op::{Mod, Mod::*, Op};

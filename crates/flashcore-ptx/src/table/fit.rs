@@ -1,4 +1,4 @@
-//! Whether an operand is what its row wants, and in words what that is.
+//! Whether an operand is what its row requires, and what that is in words.
 
 use super::{
     form::{Expected, Form, FormError, dotted, pair_operands, present_specs},

@@ -1,4 +1,4 @@
-//! Finding the row that an instruction is an instance of, and saying why there is none. Modifiers are matched here,
+//! Finds the row that an instruction is an instance of, or says why there is none. Modifiers are matched here,
 //! operands in [`super::fit`].
 
 use super::{
@@ -27,7 +27,7 @@ pub struct Form {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormError {
-    /// The modifiers fit no form.
+    /// The modifiers match no form.
     #[error("no form of `{op}` is written `{op}{mods}`; expected {expected} after `{op}{matched}`")]
     Modifiers {
         /// The operation.
@@ -36,7 +36,7 @@ pub enum FormError {
         mods: String,
         /// Those that fitted the best form.
         matched: String,
-        /// What that form wants next.
+        /// What that form expects next.
         expected: String,
     },
     /// Too many or too few operands.
@@ -75,7 +75,7 @@ pub enum FormError {
         /// How many it would move.
         bytes: u32,
     },
-    /// The guard is no predicate.
+    /// The guard is not a predicate.
     #[error("guard `{0}` is not a predicate register")]
     Guard(String),
 }
@@ -95,7 +95,7 @@ impl fmt::Display for Expected {
 struct Misfit {
     /// How many modifiers fitted.
     matched: usize,
-    /// What the row wants next, if anything.
+    /// What the row expects next, if anything.
     wanted: Option<&'static Slot>,
 }
 

@@ -1,4 +1,4 @@
-//! What a program asks of its reader: the oldest target and the lowest `.version` that know all of it.
+//! What a program requires: the oldest target and the lowest `.version` that support all of it.
 
 use super::Form;
 use crate::{
@@ -13,9 +13,9 @@ use crate::{
 /// A target and a language version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Needs {
-    /// The oldest target that serves.
+    /// The oldest target that works.
     pub target: Target,
-    /// The lowest version that serves.
+    /// The lowest version that works.
     pub version: Version,
 }
 

@@ -1,4 +1,4 @@
-//! Sparse products of tensor cores: `mma.sp`, whose A holds half of its columns and metadata that says which.
+//! Sparse products of tensor cores: `mma.sp`, whose A stores half of its columns and metadata that says which.
 
 use super::spec::*;
 use crate::op::{Mod, Mod::*, Op, shape};

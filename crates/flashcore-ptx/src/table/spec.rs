@@ -1,4 +1,4 @@
-//! The words in which rows of the table are written. Everything here is `const`, so the table is plain data.
+//! The vocabulary in which rows of the table are written. Everything is `const`, so the table is plain data.
 
 use crate::{
     op::{Mod, Op},
@@ -87,7 +87,7 @@ pub enum Access {
 /// How many elements a vector operand has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Count {
-    /// As many as said here.
+    /// As many as given here.
     Is(u16),
     /// As `.v2`/`.v4`/`.v8` says; a plain operand where there is none.
     VecMod,
@@ -164,7 +164,7 @@ pub struct OperandSpec {
     pub access: Access,
     /// What it may be.
     pub kind: Kind,
-    /// Whether it may, or must, be left out.
+    /// Whether it may, or must, be omitted.
     pub presence: Presence,
 }
 
@@ -173,7 +173,7 @@ pub struct OperandSpec {
 pub enum Presence {
     /// Yes.
     Always,
-    /// It may be left out.
+    /// It may be omitted.
     Optional,
     /// It is there if, and only if, the modifier is.
     With(Mod),
@@ -300,7 +300,7 @@ impl Row {
         self
     }
 
-    /// Ends a basic block for good.
+    /// Control never continues past it.
     pub const fn terminator(mut self) -> Self {
         self.terminator = true;
         self
@@ -388,13 +388,13 @@ pub const fn ranged(ty: Ty, low: i64, high: i64, step: i64) -> OperandSpec {
 }
 
 impl OperandSpec {
-    /// The same, but it may be left out.
+    /// The same, but it may be omitted.
     pub const fn maybe(mut self) -> Self {
         self.presence = Presence::Optional;
         self
     }
 
-    /// The same, but it belongs to a modifier.
+    /// The same, but it requires a modifier.
     pub const fn with(mut self, modifier: Mod) -> Self {
         self.presence = Presence::With(modifier);
         self

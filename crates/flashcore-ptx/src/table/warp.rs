@@ -37,7 +37,7 @@ const fn control(op: Op, slots: &'static [Slot], operands: &'static [OperandSpec
     row(Class::Control, op, slots, operands)
 }
 
-/// A call; what the function does to memory nobody knows here.
+/// A call; its effect on memory is unknown here.
 const fn call(operands: &'static [OperandSpec]) -> Row {
     const SLOTS: &[Slot] = &[opt(&[Uni])];
     control(Op::Call, SLOTS, operands).memory(Memory::ReadWrite)

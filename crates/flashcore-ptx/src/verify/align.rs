@@ -1,4 +1,4 @@
-//! Addresses that are provably misaligned: what is known of each register modulo a power of two.
+//! Addresses that are provably misaligned: what is known about each register modulo a power of two.
 
 use super::{
     Report, Rule,

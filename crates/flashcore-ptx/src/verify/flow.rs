@@ -52,7 +52,7 @@ fn ends_block(form: &Form) -> bool {
 }
 
 impl<'k> Flow<'k> {
-    /// Cuts the body into blocks.
+    /// Splits the body into blocks.
     pub(super) fn of(kernel: &'k Kernel) -> Self {
         let known: Vec<_> = kernel.body.iter().map(known).collect();
         let starts = block_starts(kernel, &known);
@@ -224,7 +224,7 @@ fn block_starts(kernel: &Kernel, known: &[Option<Known<'_>>]) -> Vec<usize> {
     (0..kernel.body.len()).filter(|&i| starts(i)).collect()
 }
 
-/// Reports code that nothing reaches and a kernel without end.
+/// Reports unreachable code and a kernel without end.
 pub(super) fn check(flow: &Flow<'_>, report: &mut Report<'_>) {
     let reached = flow.reachable(&[0], EXIT);
     if flow.blocks.is_empty() {

@@ -1,4 +1,4 @@
-//! Every instruction is in the table, and the module's target and version have it; directives agree.
+//! Every instruction is in the table and supported by the module's target and version; directives agree.
 
 use super::{Report, Rule};
 use crate::{
@@ -56,7 +56,7 @@ fn check_barrier_count(report: &mut Report<'_>, statement: usize, inst: &Inst) {
     }
 }
 
-/// A load or store through the name of a variable or parameter stays inside of it.
+/// A load or store through the name of a variable or parameter stays inside it.
 fn check_bounds(report: &mut Report<'_>, statement: usize, inst: &Inst, form: &Form) {
     for (spec, operand) in pair_operands(form.row, inst).unwrap_or_default() {
         let Operand::Address(Address { base: Base::Symbol(name), offset }) = operand else { continue };

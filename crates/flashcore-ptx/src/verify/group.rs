@@ -1,7 +1,7 @@
-//! One line for each cause: a forgotten fence touches every register of a tile, and a wrong `.target` every
-//! instruction, so that one mistake gives hundreds of findings that differ in a register or a line alone.
+//! One line per cause: a forgotten fence affects every register of a tile, and a wrong `.target` every
+//! instruction, so one mistake gives hundreds of findings that differ only in a register or a line.
 //!
-//! Called by whoever prints what [`verify`](super::verify) found: the tile language, the `sim` command.
+//! Called by everything that prints findings of [`verify`](super::verify): the tile language, the `sim` command.
 
 use super::Finding;
 use std::{

@@ -1,6 +1,6 @@
-//! Registers that some way through the kernel reads before any write.
+//! Registers that some path through the kernel reads before any write.
 //!
-//! A write under a guard counts as a write: which guards go together is not known here.
+//! A guarded write counts as a write: how guards are related is not known here.
 
 use super::{
     Report, Rule,

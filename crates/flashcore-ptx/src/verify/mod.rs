@@ -3,8 +3,8 @@
 //! Each file checks one thing and adds to the same list: `names` (declared, once), `forms` (table, target,
 //! version, directives), and over the control flow of `flow`, solved by `dataflow`: `init` (registers read
 //! before any write), `align` (addresses provably misaligned), `uniform` (`.aligned` under divergence), and
-//! `wgmma` (fences, commits, registers in flight). The text is all they see: tokens and roles of the builder are
-//! gone by then, so a mistake of the builder is found as well. `group` prints findings of one cause as one line.
+//! `wgmma` (fences, commits, registers in flight). They only see the text: tokens and roles of the builder are
+//! gone by then, so mistakes of the builder are found too. `group` prints findings of one cause as one line.
 
 mod align;
 mod dataflow;
@@ -39,7 +39,7 @@ pub enum Rule {
     Version,
     /// Something is not declared.
     Undeclared,
-    /// Something is declared twice, or hides something else.
+    /// Something is declared twice, or shadows something else.
     Duplicate,
     /// A directive is missing or contradicts another.
     Directive,
@@ -49,11 +49,11 @@ pub enum Rule {
     Bounds,
     /// A register is read before any write.
     Uninitialised,
-    /// Code that nothing reaches.
+    /// Unreachable code.
     Unreachable,
     /// Control falls off the end of a kernel.
     Terminator,
-    /// An instruction for a whole warp or warpgroup stands where lanes may have parted.
+    /// An instruction for a whole warp or warpgroup is where lanes may have diverged.
     Divergence,
     /// A register was touched after the last `wgmma.fence`.
     WgmmaFence,

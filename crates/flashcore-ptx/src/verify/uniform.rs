@@ -1,16 +1,16 @@
-//! `.aligned` instructions stand only where all lanes of their group arrive together.
+//! `.aligned` instructions are only where all lanes of their group arrive together.
 //!
-//! For each register the analysis knows over how large a group of neighbouring threads its value is the same: its
+//! For each register the analysis tracks over how large a group of neighbouring threads its value is uniform: its
 //! *granule*, the logarithm of the group's size (0 one lane, 5 a warp, 7 a warpgroup, more the whole CTA). A branch
-//! on a value of granule g lets threads part into groups of that size until the branch's post-dominator; an
+//! on a value of granule g lets threads diverge into groups of that size until the branch's post-dominator; an
 //! instruction for a warp needs a granule of 5 around it, one for a warpgroup 7.
 //!
-//! What is taken for granted, and checked by the simulator at run time:
+//! Assumed here, and checked by the simulator at run time:
 //! - neighbouring threads are neighbours along x: a kernel that reads `%tid.y` or declares threads along y or z gets
 //!   no credit for `%tid.x >> 7`;
 //! - plain loads from one address give all threads one value (otherwise there is a race); volatile, relaxed and
 //!   acquire loads, atomics and mbarrier waits do not;
-//! - threads that parted at a branch are together again at its post-dominator, as the hardware's compilers see to.
+//! - threads that diverged at a branch reconverge at its post-dominator, as ptxas ensures.
 
 use super::{
     Report, Rule,

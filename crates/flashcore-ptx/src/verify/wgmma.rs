@@ -3,8 +3,8 @@
 //!
 //! Each register is idle or in flight: as accumulator or as A fragment of a wgmma whose group is the `age`-th most
 //! recent (0: not yet committed). `commit_group` ages every group by one, `wait_group N` lands those older than N.
-//! Where ways meet, the younger age counts. Touching a register in flight is an error; so is a wgmma on a register
-//! that an ordinary instruction touched after the last `wgmma.fence`.
+//! Where paths meet, the younger age counts. Touching a register in flight is an error; so is a wgmma on a
+//! register that an ordinary instruction touched after the last `wgmma.fence`.
 
 use super::{
     Report, Rule,

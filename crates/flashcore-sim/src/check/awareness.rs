@@ -1,4 +1,4 @@
-//! What the lanes of a warp know, and when: the warp's clock, what all its lanes know, and what some know besides.
+//! What the lanes of a warp know, and when: the warp's clock, what all its lanes know, and what only some know.
 
 use super::clock::{Knowledge, VClock};
 use crate::regfile::lanes_of;

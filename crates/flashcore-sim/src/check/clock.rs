@@ -1,6 +1,6 @@
-//! Vector clocks: what each warp knows of the others' past, and of asynchronous work.
+//! Vector clocks: what each warp knows about the others' past, and about asynchronous work.
 //!
-//! An *agent* is whatever acts by itself: a warp, a warp's queue of bulk reads, bulk writes or `cp.async`, a
+//! An *agent* is anything that acts independently: a warp, a warp's queue of bulk reads, bulk writes or `cp.async`, a
 //! warpgroup's wgmma queue, an mbarrier (for the copies it tracks), a named barrier. Agents are numbered inside a
 //! cluster; global memory adds the cluster's number. An event of agent `a` at clock `c` is known where `seen[a] >= c`.
 
@@ -71,7 +71,7 @@ impl Knowledge {
         self.foreign.get(&cluster).is_some_and(|c| c.get(agent) >= clock)
     }
 
-    /// As [`knows`](Self::knows), what was met without a fence included.
+    /// Like [`knows`](Self::knows), what was met without a fence included.
     pub(crate) fn has_met(&self, cluster: u32, agent: u32, clock: u32) -> bool {
         self.met.get(&cluster).is_some_and(|c| c.get(agent) >= clock)
     }

@@ -130,7 +130,7 @@ impl Word {
         self.read = event;
     }
 
-    /// As [`GlobalShadow::join`]. Reads are known by words, so that a write next to one counts as well.
+    /// Like [`GlobalShadow::join`]. Reads are known by words, so that a write next to one counts as well.
     const fn join(&mut self, other: &Self) -> bool {
         let met = self.bytes & other.bytes != 0
             || (self.bytes != 0 && other.read.clock != 0)

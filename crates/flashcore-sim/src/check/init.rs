@@ -1,4 +1,4 @@
-//! One bit for each byte: whether anything was ever written there.
+//! One bit per byte: whether it was ever written.
 
 use std::ops::Range;
 

@@ -1,9 +1,9 @@
 //! Happens-before over shared memory: the last write of each word, and the last read of it by each agent.
 //!
-//! An access is legal where the accessor knows the last write, and, if it writes, all reads since. Accesses of the
-//! async proxy must besides find generic writes fenced. Asynchronous operations enter their accesses when issued,
-//! under an agent whose clock nobody knows before the operation's completion was observed: touching memory in
-//! flight is therefore the same rule.
+//! An access is legal if the accessor knows the last write, and, if it writes, all reads since. For accesses of
+//! the async proxy, generic writes must also be fenced. Asynchronous operations record their accesses when issued,
+//! under an agent whose clock nobody knows until the operation's completion is observed: so the same rule covers
+//! touching memory in flight.
 
 use super::{
     awareness::Peer,
@@ -35,7 +35,7 @@ pub(crate) struct Accessor<'a> {
     pub(crate) synced: u32,
     /// The last of that warp's groups of `cp.async` that were waited for before it.
     pub(crate) copies: u32,
-    /// What the lane knows of others of its warp besides.
+    /// What else the lane knows of others of its warp.
     pub(crate) peer: Option<&'a Peer>,
     pub(crate) proxy: Proxy,
     pub(crate) strong: bool,

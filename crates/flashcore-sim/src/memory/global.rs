@@ -1,4 +1,4 @@
-//! Global memory: allocations far apart, so that nothing past the end of one is part of another.
+//! Global memory: allocations far apart, so that an overrun of one never hits another.
 
 use crate::check::{global::GlobalShadow, init::Written};
 use std::ops::Range;

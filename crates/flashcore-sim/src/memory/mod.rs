@@ -1,4 +1,4 @@
-//! Memory of a launch: where addresses lead, and the bytes behind them.
+//! Memory of a launch: what addresses refer to, and the bytes there.
 
 mod address;
 mod global;

@@ -1,4 +1,4 @@
-//! The special-function unit. The ISA bounds the error of these; here they are as exact as f32 can be.
+//! The special-function unit. The ISA bounds the error of these; here they are as exact as f32 allows.
 
 use super::single::{NAN_BITS, flush};
 

@@ -1,4 +1,4 @@
-//! f64 arithmetic that is not rounded to nearest: exact in 128 bits with a sticky last one, then rounded.
+//! f64 arithmetic with other rounding modes than nearest: exact in 128 bits with a sticky last bit, then rounded.
 //!
 //! The decoders of `program/float.rs` build lane functions from these; rounding to nearest is the CPU's own.
 

@@ -1,4 +1,4 @@
-//! Sums of more than 64 bits, a piece at a time: `add.cc`, `addc` and their like.
+//! Sums of more than 64 bits, one piece at a time: `add.cc`, `addc` and the like.
 
 use super::{
     integer::widen,

@@ -1,4 +1,4 @@
-//! From the instructions of a kernel to a [`Program`]: resolves labels, decodes each statement, names what it cannot.
+//! From the instructions of a kernel to a [`Program`]: resolves labels, decodes each statement, names unsupported ones.
 
 use super::{
     Code, Origin, Program, RegisterCounts, call, carry, control, convert, copy, float, half, integer, logic,

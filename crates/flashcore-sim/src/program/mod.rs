@@ -1,6 +1,6 @@
-//! A kernel decoded once into micro-operations: operands are register slots, labels are program counters.
-//! Functions it may call stand before it in the code, callees before their callers: so the lowest program counter is the
-//! deepest call, and lanes that wait there for others meet them again behind it.
+//! A kernel decoded once into micro-operations: operands are register slots, labels are program counters. Functions it
+//! may call come before it in the code, callees before their callers: so the lowest program counter is the deepest call,
+//! and lanes that wait for others reconverge with them after it.
 //!
 //! Made by [`Program::decode`] for each launch; executed by `step/`.
 

@@ -1,4 +1,4 @@
-//! Operands become slots and numbers here; variables and parameters get their places.
+//! Operands become slots and numbers here; variables and parameters get their addresses.
 
 use super::{
     RegisterCounts,
@@ -85,7 +85,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Gives the module's variables and the kernel's own their places. What has no size lies behind everything else.
+    /// Assigns addresses to the module's and the kernel's variables. Variables without a size come last.
     pub(super) fn new(
         module: &Module,
         kernel: &Kernel,

@@ -288,13 +288,13 @@ pub(crate) struct Call {
 pub(crate) enum Callee {
     /// A routine of the program, by number.
     Routine(usize),
-    /// A function that the system brings along.
+    /// A function that the system provides.
     Builtin(Builtin),
     /// An address.
     Pointer(Src),
 }
 
-/// Functions that the system brings along.
+/// Functions that the system provides.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Builtin {
     /// `vprintf`: the text goes to the outcome.

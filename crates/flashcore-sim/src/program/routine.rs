@@ -1,4 +1,4 @@
-//! Functions of a program: which of them a kernel may reach, in which order they are decoded, how deep they stack.
+//! Functions of a program: which of them a kernel may reach, their decoding order, and stack depth.
 
 use super::{
     RegisterCounts,
@@ -56,7 +56,7 @@ pub(super) fn find(module: &Module, name: &str) -> Option<usize> {
     named(true).or_else(|| named(false))
 }
 
-/// The function of that name that the system brings along.
+/// The function of that name that the system provides.
 pub(super) fn builtin(name: &str) -> Option<Builtin> {
     match name {
         "vprintf" => Some(Builtin::Print),

@@ -1,4 +1,4 @@
-//! SIMD video instructions: the bytes or halves of a word, each for itself.
+//! SIMD video instructions: the bytes or halves of a word, independently.
 
 use super::{decode::map3, uop::LaneFn};
 use flashcore_ptx::{

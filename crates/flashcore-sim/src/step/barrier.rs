@@ -215,7 +215,7 @@ impl Machine<'_> {
         self.warps[warp].registers.write(*dst, mask, &[result.into(); 32]);
     }
 
-    /// Lets the cluster's warps look again once all its live threads have arrived.
+    /// Wakes the cluster's warps once all its live threads have arrived.
     pub(super) fn try_open_cluster_barrier(&mut self, cluster: usize) {
         let size = self.context.geometry.cluster_ctas as usize;
         let ctas = cluster * size..(cluster + 1) * size;

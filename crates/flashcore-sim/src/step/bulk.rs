@@ -1,4 +1,4 @@
-//! Bulk copies and tensor copies: judged when issued, queued, waited for.
+//! Bulk copies and tensor copies: checked when issued, queued, waited for.
 
 use super::{Flow, Outcome, Step, order::Name};
 use crate::{
@@ -254,7 +254,7 @@ impl Step<'_, '_> {
         Ok(())
     }
 
-    /// Registers on their way to other CTAs; unlike copies they are stores like any other, only later. What goes to one
+    /// Registers in flight to other CTAs; unlike copies they are stores like any other, only later. What goes to one
     /// mbarrier arrives together.
     fn send(
         &mut self,

@@ -1,4 +1,4 @@
-//! Calls, returns, and branches through a table. Lanes that go different ways go one group after the other.
+//! Calls, returns, and branches through a table. Diverging lanes run one group after the other.
 
 use super::{Flow, Outcome, Step};
 use crate::{

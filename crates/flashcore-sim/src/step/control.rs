@@ -25,7 +25,7 @@ impl Step<'_, '_> {
         Ok(Some(Flow::Wait(Wait::Lanes)))
     }
 
-    /// As [`aligned`](Self::aligned), for instructions that need all 32 lanes alive.
+    /// Like [`aligned`](Self::aligned), for instructions that need all 32 lanes alive.
     pub(super) fn whole_warp(&mut self, what: &str) -> Outcome<Option<Flow>> {
         if self.live() != u32::MAX {
             let text = format!("{what} needs 32 lanes; those alive are {:#010x}", self.live());

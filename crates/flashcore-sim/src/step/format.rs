@@ -1,4 +1,4 @@
-//! What `printf` makes of one value: flags, width, precision and kind, as C says them.
+//! How `printf` formats one value: flags, width, precision and kind, as in C.
 
 /// One `%…` of a format.
 #[derive(Clone, Default, Debug)]

@@ -1,4 +1,4 @@
-//! Loads and stores: where an address leads, whether it may be touched, and the bytes behind it.
+//! Loads and stores: what an address refers to, whether it may be accessed, and the bytes there.
 
 use super::{Flow, Outcome, Step};
 use crate::{
@@ -256,7 +256,7 @@ impl Step<'_, '_> {
         self.require_aligned(lane, address, len as u64)
     }
 
-    /// Ends the launch where `address` is no multiple of `align`.
+    /// Ends the launch where `address` is not a multiple of `align`.
     pub(super) fn require_aligned(&mut self, lane: usize, address: u64, align: u64) -> Outcome<()> {
         if address.is_multiple_of(align) {
             return Ok(());

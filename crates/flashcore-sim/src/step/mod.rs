@@ -44,7 +44,7 @@ pub(crate) enum Flow {
     Next,
     /// To the next instruction, but another warp has its turn first.
     Yield,
-    /// These lanes go on; the others of the group execute the instruction later.
+    /// These lanes continue; the others of the group execute the instruction later.
     NextFor(u32),
     /// To `target`.
     Jump(u32),
@@ -75,14 +75,14 @@ pub(crate) struct Step<'s, 'm> {
     pub(crate) mask: u32,
     /// Whether the value being written is there already.
     pub(crate) rewrites: bool,
-    /// Whether a plain read that races is told only where its value is used.
+    /// Whether a racing plain read is reported only where its value is used.
     pub(crate) tolerant: bool,
     /// Whether such a read has raced.
     pub(crate) raced: bool,
 }
 
 impl Machine<'_> {
-    /// Executes one instruction of a warp; whether it may go on with its turn.
+    /// Executes one instruction of a warp; returns whether its turn continues.
     pub(crate) fn step(&mut self, warp: usize) -> bool {
         let Some(at) = self.warps[warp].pick() else { return false };
         // The group is out of the warp while it acts: what it sets free must not move it.

@@ -1,4 +1,4 @@
-//! What accesses, fences and synchronisation mean for order: clocks, proxies, acquire and release.
+//! What accesses, fences and synchronisation mean for ordering: clocks, proxies, acquire and release.
 
 use super::{Flow, Outcome, Step};
 use crate::{
@@ -273,7 +273,7 @@ impl Step<'_, '_> {
         }
     }
 
-    /// Lanes learn what somebody published.
+    /// Lanes learn what was published.
     pub(super) fn learn(&mut self, mask: u32, news: &Knowledge) {
         let live = self.live();
         self.machine.warps[self.warp].clock.learn(mask, live, news);

@@ -1,4 +1,4 @@
-//! Functions that the system brings along: `vprintf` and `__assertfail`.
+//! Functions that the system provides: `vprintf` and `__assertfail`.
 
 use super::{Flow, Outcome, Step, format::Directive};
 use crate::{

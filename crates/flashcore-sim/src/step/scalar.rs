@@ -153,7 +153,7 @@ impl Step<'_, '_> {
         Ok(Flow::Next)
     }
 
-    /// As [`alu`](Self::alu), but the result means nothing only if no source means anything.
+    /// Like [`alu`](Self::alu), but the result means nothing only if no source means anything.
     pub(super) fn pack(&mut self, f: &LaneFn, dst: Dst, srcs: &[Src]) -> Outcome {
         let (mask, registers) = (self.mask, &self.machine.warps[self.warp].registers);
         let is_defined = |src: &Src| match src {

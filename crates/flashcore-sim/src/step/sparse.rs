@@ -1,7 +1,7 @@
-//! The sparse A of `mma.sp`: its stored columns are put where the metadata of its lanes says, all others are 0.
+//! The sparse A of `mma.sp`: its stored columns are placed where its lanes' metadata says, all others are 0.
 //!
-//! PTX ISA, "Sparse matrix storage": of four neighbours two are stored, their places in two bits each; of two tf32 one is,
-//! its place in four bits. The lanes of a quad that hold the metadata of rows g and g + 8 are chosen by the selector.
+//! PTX ISA, "Sparse matrix storage": of four neighbours two are stored, with two-bit positions; of two tf32 one is, with a
+//! four-bit position. The lanes of a quad that hold the metadata of rows g and g + 8 are chosen by the selector.
 
 use super::{Outcome, Step, tensor::Matrix};
 use crate::{

@@ -25,7 +25,7 @@ impl Matrix {
         self.values[row * self.cols + col] = value;
     }
 
-    /// As [`add_product`](Self::add_product) for 8-bit operands, of whose sums fewer bits are kept.
+    /// Like [`add_product`](Self::add_product) for 8-bit operands, of whose sums fewer bits are kept.
     pub(super) fn add_narrow_product(&mut self, a: &Self, b: &Self) {
         for (row, sums) in self.values.chunks_exact_mut(self.cols).enumerate() {
             let factors = &a.values[row * a.cols..(row + 1) * a.cols];

@@ -1,4 +1,4 @@
-//! Tensor maps in memory: found for tensor copies, changed and copied by kernels that make their own.
+//! Tensor maps in memory: looked up for tensor copies, edited and copied by kernels that make their own.
 
 use super::{Flow, Outcome, Step};
 use crate::{

@@ -1,5 +1,5 @@
-//! Values that nobody wrote: they may be moved and computed with, as compilers do; what depends on them is told where it
-//! matters, when it is stored, leads to an address, or decides where to go.
+//! Values that were never written: they may be moved and computed with, as compilers do; dependent values are reported
+//! where it matters: when one is stored, used in an address, or decides a branch.
 
 use super::{Step, memory::WIDEST};
 use crate::{

@@ -1,5 +1,5 @@
-//! Shared memory of other CTAs of the cluster: it is there until the last thread of its CTA ends, so whoever uses it must
-//! be known to have done so before that.
+//! Shared memory of other CTAs of the cluster: it exists until the last thread of its CTA exits, so every access must be
+//! known to have finished before that.
 
 use super::Step;
 use crate::{cta::Visit, finding::FindingKind, machine::Culprit};

@@ -1,7 +1,7 @@
-//! `wmma`: one warp multiplies matrices whose spread over its registers the ISA leaves open, and `movmatrix`.
+//! `wmma`: one warp multiplies matrices whose register layout the ISA leaves open, and `movmatrix`.
 //!
-//! Here element `e`, counted along rows, lies at place `e` of the warp's registers, lane by lane; where there are more
-//! places than elements the matrix is there twice.
+//! Here element `e`, counted along rows, is at place `e` of the warp's registers, lane by lane; if there are more
+//! places than elements, the matrix is stored twice.
 
 use super::{Flow, Outcome, Step, mma::canonical};
 use crate::{

@@ -1,4 +1,4 @@
-//! Elements of tensor maps, under the numbers that `tensormap.replace` gives them.
+//! Elements of tensor maps, with their numbers in `tensormap.replace`.
 
 use flashcore_ptx::{launch::TensorElement, types::ScalarType};
 

@@ -1,6 +1,6 @@
-//! Gradients of one case in memory: tensors amid guard bands, ready to be run on any backend as often as one likes.
+//! Gradients of one case in memory: tensors between guard bands, ready to run on any backend any number of times.
 //!
-//! Output and LSE come from the oracle, rounded, so that a fault of forward is no fault of backward.
+//! Output and LSE come from the oracle, rounded, so an error in forward is not an error in backward.
 
 use flashcore_core::{
     Backend, BackwardCall, BackwardInputs, BackwardProblem, Data, Dims, Element, GradientsMut, Instance,
@@ -122,7 +122,7 @@ impl<T: Element> Bench<T> {
         self.run_with(backend, self.lse(), self.terms())
     }
 
-    /// As [`Self::run`] with another LSE and other row terms.
+    /// Like [`Self::run`] with another LSE and other row terms.
     pub fn run_with<G: Element>(
         &self,
         backend: &dyn Backend,

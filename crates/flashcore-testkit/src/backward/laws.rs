@@ -1,6 +1,6 @@
 //! Laws of gradients that hold whatever the numbers are, over any backend.
 //!
-//! Most say that two problems have the same gradients: one is run, the other is what the oracle computes.
+//! Most say that two problems have the same gradients: one is run, the oracle computes the other.
 
 mod dropout;
 
@@ -81,7 +81,7 @@ fn broken(reason: impl std::fmt::Display) -> Outcome {
     Outcome::failed(Step::Correctness, reason)
 }
 
-/// Demands that an answer is near another, by the yardstick of a bench.
+/// Requires that one result is close to another, by the yardstick of a bench.
 fn expect<T: Element>(
     bench: &Bench<T>,
     got: &Answer,

@@ -1,5 +1,5 @@
-//! Gradients: the cases of forward with gradients of their own, the oracle in f64, and one check that every backend goes
-//! through. The order of the checks is that of [`crate::suite::Step`].
+//! Gradients: the cases of forward with gradients of their own, the oracle in f64, and one check for every backend. The
+//! order of the checks is that of [`crate::suite::Step`].
 //!
 //! | file | what it holds |
 //! | --- | --- |
@@ -53,7 +53,7 @@ impl Wish {
 pub struct Case {
     /// The call.
     pub forward: cases::Case,
-    /// What is asked for.
+    /// What is requested.
     pub wish: Wish,
     /// What the loss was multiplied by, and with it the output's gradient.
     pub loss: f32,
@@ -194,7 +194,7 @@ fn all_written<G: Element>(run: &Run<G>) -> Result<(), Outcome> {
     fail_if(Step::Sanity, sinks.map(|_| "d_sinks was not written".to_owned()))
 }
 
-/// An answer without anything known of its rows.
+/// A result with nothing known about its rows.
 pub(crate) fn bare(grid: Grid, out: Vec<f64>) -> Answer {
     Answer { out, ..Answer::empty(grid) }
 }

@@ -1,5 +1,5 @@
-//! Gradients computed plainly, row by row: in f64 the oracle, in f32 with weights and gradients of scores rounded to the
-//! tensors' own type the yardstick, as an unfused computation stores them: the second are made of the first.
+//! Gradients computed plainly, row by row: in f64 as the oracle; in f32, with weights and gradients of scores rounded to
+//! the tensors' own type as an unfused computation stores them, as the yardstick.
 
 use std::ops::Range;
 
@@ -192,7 +192,7 @@ struct Query<'a, R> {
 }
 
 impl<R: Real> Query<'_, R> {
-    /// What each weight is multiplied by before values are: 0 for those left out.
+    /// What each weight is multiplied by before values are: 0 for dropped ones.
     fn kept(&self) -> Vec<R> {
         let kept = |dropout: HeadDropout, key: usize| match dropout.keeps(self.number, key - self.first_key) {
             true => R::new(dropout.factor()),

@@ -1,5 +1,5 @@
-//! Cases whose loss was scaled, as it is where f16 would round small gradients to zero: gradients of scores become so large
-//! that f16 holds them no more.
+//! Cases with a scaled loss, as used where f16 would round small gradients to zero: gradients of scores become too large
+//! for f16.
 
 use flashcore_core::Mask;
 

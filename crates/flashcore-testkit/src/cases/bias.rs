@@ -1,4 +1,4 @@
-//! Cases about what is added to scores.
+//! Cases about biases of scores.
 
 use flashcore_core::{Bias, DType, Dims, Layout, Lengths, Mask, ProblemError};
 

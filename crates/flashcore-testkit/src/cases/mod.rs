@@ -1,4 +1,4 @@
-//! The named and adversarial cases, as data: what every backend must compute right.
+//! The named and adversarial cases, as data: what every backend must compute correctly.
 //!
 //! A [`Case`] says everything about a call except element type and seed. [`all`] is the whole table; callers pick
 //! from it by [`Tag`] and [`Cost`]. [`crate::suite`] runs cases, [`crate::random`] makes more of them.

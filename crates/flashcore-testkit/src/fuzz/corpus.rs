@@ -1,6 +1,6 @@
-//! Many random programs with a GPU's answers in one compressed text: bodies, the inputs they share, what came out.
+//! Many random programs with a GPU's results in one compressed text: bodies, shared inputs, outputs.
 //!
-//! The text stands by itself: changes to the generator change no program of a corpus.
+//! The text is self-contained: changes to the generator change no program of a corpus.
 
 use std::io::{self, Read, Write};
 

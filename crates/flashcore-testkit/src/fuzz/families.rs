@@ -1,6 +1,6 @@
 //! The instruction families of random programs, as forms that [`super::Program`] fills with registers.
 //!
-//! Left out are documented approximations, and what depends on an order that nobody promises.
+//! Documented approximations, and results that depend on an unspecified order, are omitted.
 
 /// The forms of all families but those of `mma.sync` and `wmma`.
 const FORMS: &str = include_str!("forms.txt");

@@ -1,4 +1,4 @@
-//! The forms of `mma.sync` and `mma.sp`: operands are cut to few bits, so that sums are exact in any order.
+//! The forms of `mma.sync` and `mma.sp`: operands are truncated to few bits, so that sums are exact in any order.
 
 /// The family of the products that every compiler emits, of the rarer ones, and of sparse ones.
 pub(super) fn forms(family: &str) -> Vec<String> {

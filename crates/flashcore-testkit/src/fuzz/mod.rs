@@ -1,7 +1,7 @@
 //! Random PTX programs: straight-line, branching and looping code of one instruction family each, from a seed.
 //!
-//! `gpu_fuzz`, an example of `flashcore`, asks a GPU what they compute and keeps the answers under `tests/ptx/fuzz`; the
-//! simulator's tests replay those, and run other seeds to see that no schedule changes their bits.
+//! `gpu_fuzz`, an example of `flashcore`, runs them on a GPU and keeps the results under `tests/ptx/fuzz`; the
+//! simulator's tests replay those, and run other seeds to check that no schedule changes their bits.
 
 pub mod corpus;
 mod families;

@@ -1,6 +1,6 @@
 //! The forms of `wmma`: fragments are loaded from shared memory, multiplied, and stored there again.
 //!
-//! Which lane has which element is nobody's business, so that the summand is one number everywhere. As in
+//! The ISA does not say which lane has which element, so the addend is the same number everywhere. As in
 //! [`super::families`], operands have few bits, and sums are exact in any order.
 
 /// One product: its types as `wmma.mma` names them, element type and bits of A and B, and registers of each fragment.

@@ -1,4 +1,4 @@
-//! Mixtures of experts as data: small layers with everything that can go wrong about routing.
+//! Mixtures of experts as data: small layers with everything that can go wrong in routing.
 
 use std::fmt;
 

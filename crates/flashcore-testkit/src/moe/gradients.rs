@@ -1,7 +1,7 @@
-//! Gradients of a mixture of experts: the oracle in f64, and one check that every backend goes through.
+//! Gradients of a mixture of experts: the oracle in f64, and one check for every backend.
 //!
-//! The yardstick is the chain rule over tensors as an eager loop has it: results of operations on tensors are rounded to
-//! their type, and sums run in f32.
+//! The yardstick is the chain rule over tensors as in an eager loop: results of tensor operations are rounded to their
+//! type, and sums run in f32.
 
 use flashcore_core::{
     Activation, Backend, DType, Element, ExpertLayout, MoeGradientCall, MoeGradientsMut, MoeInputs,
@@ -23,7 +23,7 @@ use crate::{
     values,
 };
 
-/// Elements after a gradient that nobody may write.
+/// Elements after a gradient that must not be written.
 const GUARD: usize = 64;
 /// Tokens up to which cases are cheap enough for products in f64.
 const MOST_TOKENS: usize = 70;

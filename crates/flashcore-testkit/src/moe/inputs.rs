@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use super::{Traffic, plain::route};
 use crate::{buffers::never_read, rng::Rng, values::for_each_row};
 
-/// Elements after a tensor that nobody may read.
+/// Elements after a tensor that must not be read.
 const TAIL: usize = 64;
 
 /// Tensors of a call.

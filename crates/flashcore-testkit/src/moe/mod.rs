@@ -1,4 +1,4 @@
-//! Mixtures of experts: cases as data, the oracle in f64, and one check that every backend goes through.
+//! Mixtures of experts: cases as data, the oracle in f64, and one check for every backend.
 //!
 //! Weights of experts that no token goes to hold NaN, and so does everything between rows. The order of the checks is
 //! that of [`crate::suite::Step`]; the error rule is that of [`crate::compare`], with an eager loop over tokens in the

@@ -64,7 +64,7 @@ fn choose(logits: &[f64], bias: &[f64], top_k: usize, score: Score) -> Vec<(usiz
     }
 }
 
-/// Hides the experts of all but the best groups.
+/// Masks the experts of all but the best groups.
 fn leave_groups(choice: &mut [f64], Groups { count, top }: Groups) {
     let size = choice.len() / count;
     let worth = |group: &[f64]| best(group, 2.min(size)).into_iter().map(|e| group[e]).sum::<f64>();

@@ -1,4 +1,4 @@
-//! Random legal layers: extents, layouts, routings and options from a seed, all of which GPUs take.
+//! Random legal layers: extents, layouts, routings and options from a seed, all supported on GPUs.
 
 use flashcore_core::{Activation, DType, GateUp, Groups, Index, Score, Shard, Sigmoid};
 

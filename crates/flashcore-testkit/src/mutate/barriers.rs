@@ -97,7 +97,7 @@ fn phase_inverted(kernel: &mut Kernel, at: usize, inst: Inst) -> Option<()> {
     Some(())
 }
 
-/// The wait answers yes at once.
+/// The wait succeeds at once.
 fn wait_dropped(kernel: &mut Kernel, at: usize, inst: Inst) -> Option<()> {
     let operands = vec![inst.operands[0].clone(), Operand::int(0), Operand::int(0)];
     let yes = Inst::new(Op::Setp, [Mod::Eq, Mod::Type(ScalarType::U32)], operands).ok()?;

@@ -62,7 +62,7 @@ fn loop_bound(kernel: &mut Kernel, at: usize, inst: Inst) -> Option<()> {
     is_backward(kernel, branch, &target).then(|| loosen(kernel, at, inst))
 }
 
-/// The comparison that keeps a thread inside of a tile lets one row more pass.
+/// The comparison that keeps a thread inside a tile admits one row too many.
 fn tile_bound(kernel: &mut Kernel, at: usize, inst: Inst) -> Option<()> {
     let predicate = inst.operands[0].as_reg()?;
     let (branch, target) = guarded_branch(kernel, at, predicate)?;

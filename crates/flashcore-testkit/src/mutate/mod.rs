@@ -1,7 +1,7 @@
-//! Single faults that a kernel could have, made automatically: what the simulator's checkers must find.
+//! Single faults that a kernel could have, injected automatically: the simulator's checkers must find them.
 //!
-//! Each [`Fault`] looks for the places in a kernel where it could be made and makes a [`Mutant`] of each. A test
-//! runs them all: a mutant that no checker reports and whose results are right shows a hole in the checkers.
+//! Each [`Fault`] finds the places in a kernel where it could occur and makes a [`Mutant`] for each. A test runs
+//! them all: a mutant that no checker reports and whose results are right reveals a gap in the checkers.
 //!
 //! | file | faults in |
 //! | --- | --- |

@@ -1,4 +1,4 @@
-//! Tests written as PTX files: the program, and in its comments how to launch it and what must come out.
+//! Tests written as PTX files: the program, with its launch and expected results in comments.
 //!
 //! One file serves the simulator and a GPU alike: a [`Case`] is a module, a launch and buffers, all plain data.
 //!
@@ -12,12 +12,12 @@
 //! // arg: map 0 bf16 dims=64,8 strides=128 box=64,8 swizzle=128     a tensor map over the buffer of argument 0
 //! ```
 //!
-//! Further words of `run:` are `cluster=`, `smem=`, and `within=N`: results may differ by N units in the last
-//! place. `// finding: Kind …` says that a checker must report that kind, and that the others named may follow from
-//! it: such a launch has no defined result and is not for a GPU. `// apart: Kind …` says that one of these kinds must be
-//! reported where lanes run apart. `// note: Kind` says that a note must be reported, which is
-//! no fault. Numbers are decimal, hexadecimal bit patterns (`0x3f800000`), floats for float types, ranges
-//! (`0..32`), repetitions (`7*32`), and for outputs `_`, anything.
+//! Further words of `run:` are `cluster=`, `smem=`, and `within=N`: results may differ by N units in the last place.
+//! `// finding: Kind …` says that a checker must report that kind, and that the others named may follow from it: such a
+//! launch has no defined result and is not run on a GPU. `// apart: Kind …` says that one of these kinds must be
+//! reported if lanes diverge. `// note: Kind` says that a note must be reported, which is not a failure.
+//! Numbers are decimal, hexadecimal bit patterns (`0x3f800000`), floats for float types, ranges (`0..32`),
+//! repetitions (`7*32`), and for outputs `_`, anything.
 
 mod read;
 mod values;

@@ -1,4 +1,4 @@
-//! Numbers in the comments of a PTX test: how they are written, and when results agree with them.
+//! Numbers in the comments of a PTX test: how they are written, and when results match them.
 
 use flashcore_ptx::types::ScalarType;
 

@@ -1,4 +1,4 @@
-//! Everything that decides the text of a grouped product for Hopper.
+//! The config: everything that determines the text of a grouped product for Hopper.
 
 use flashcore_ptx::ident::Ident;
 use flashcore_tile::Half;

@@ -1,5 +1,5 @@
-//! The end of a tile: rounded, and by way of shared memory to global memory in rows of 128 bytes, as far as the tile has rows
-//! and columns. Transposes, whose rows are neighbours, are written element by element.
+//! The epilogue: rounds a tile and stores its valid rows and columns through shared memory in rows of 128 bytes. Transposes,
+//! whose rows are neighbours, are written element by element.
 
 use flashcore_tile::{
     Acc, Builder, CHUNK_BYTES, F32, Global, Params, Pred, Reg, Scope, Shared, SmemTile, U32, U64, Val,

@@ -5,8 +5,8 @@
 //! consumers   128 rows × tile_n, 64 rows each
 //! epilogue    rounded · shared memory · global memory, as far as a group has rows
 //! ```
-//! A stage holds a tile of rows and below it one of columns. Where groups divide the depth, a warp of the producer clears what
-//! the last stage of a group has of the next one. All walk the same tiles: what groups have comes from the index.
+//! A stage holds a tile of rows followed by one of columns. If groups divide the depth, a producer warp clears data of the
+//! next group from the last stage of a group. All walk the same tiles: the extents of groups come from the index.
 
 mod config;
 mod consumer;

@@ -1,5 +1,5 @@
-//! The producer: one thread asks for tiles of both factors; where groups divide the depth, a warp clears what lies beyond
-//! a group before anybody multiplies it, so that not even NaN comes over from the next one.
+//! The producer: one thread loads tiles of both factors; if groups divide the depth, a warp clears the data beyond a
+//! group before it is multiplied, so that not even NaN leaks from the next one.
 
 use flashcore_tile::{
     Builder, CHUNK_BYTES, Mbarrier, Params, Pred, Reg, Scope, Shared, Stage, TensorMap, U32, Val, WARPGROUP,
@@ -53,7 +53,7 @@ struct Filling {
 }
 
 impl Filling {
-    /// Asks for all stages of a tile.
+    /// Loads all stages of a tile.
     fn tile(&self, b: &mut Builder, count: Reg<U32>, place: Place) {
         let [from, to] = place.depth;
         let (depth, steps) = (b.var_in(Scope::Lane, from), place.steps(b));
@@ -72,7 +72,7 @@ impl Filling {
         );
     }
 
-    /// Asks for the tiles of a stage.
+    /// Loads the tiles of a stage.
     fn copy(&self, b: &mut Builder, stage: &Stage, count: Reg<U32>, (place, depth): (Place, Reg<U32>)) {
         let done: Mbarrier = match self.layout.landing {
             None => stage.full(),

@@ -1,4 +1,4 @@
-//! Everything that decides the text of a product kernel.
+//! The config: everything that determines the text of a product kernel.
 
 use flashcore_core::{Activation, ExpertLayout, GateUp, MoeProblem};
 use flashcore_ptx::{
@@ -33,7 +33,7 @@ pub struct Config {
     pub biases: bool,
     /// Whether weights are whole tiles.
     pub whole: bool,
-    /// How the work is cut.
+    /// How the work is split.
     pub shape: Shape,
 }
 
@@ -90,7 +90,7 @@ impl WeightOrder {
     }
 }
 
-/// How the work is cut.
+/// How the work is split.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct Shape {
@@ -135,7 +135,7 @@ impl Shape {
         self.lines * DEPTH
     }
 
-    /// How kernels' names say it.
+    /// Its form in kernel names.
     pub(crate) fn name(&self) -> String {
         let Self { tile_m, tile_n, warps: [m, n], stages, ctas_per_sm, lines } = self;
         let lines = if *lines > 1 { format!("l{lines}") } else { String::new() };
@@ -149,7 +149,7 @@ impl Shape {
 }
 
 impl Config {
-    /// Whether weights are on their way before the rows, which another product leaves, are there. Index and ids are older than
+    /// Whether weights are in flight before the rows, which another product leaves, are there. Index and ids are older than
     /// that product, which has waited for them.
     pub(super) const fn early(&self) -> bool {
         overlaps(self.target) && matches!(self.kind, Kind::Down)

@@ -1,4 +1,4 @@
-//! The end of a tile: bias, gate and up joined, rounded, and straight to global memory.
+//! The epilogue: bias, gate and up joined, rounding, and a direct store to global memory.
 
 use flashcore_tile::{Acc, Builder, F32, MMA_M, Params, Reg, U32, U64};
 

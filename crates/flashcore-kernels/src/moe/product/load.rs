@@ -1,7 +1,7 @@
 //! Rows and weights on their way into shared memory, by copies of 16 bytes.
 //!
-//! Eight threads copy the 128 bytes of a line; what lies beyond the weights, and rows that are padding, become zeros
-//! without being read.
+//! Eight threads copy the 128 bytes of a line; data beyond the weights and padding rows become zeros without being
+//! read.
 
 use flashcore_tile::{
     Builder, CHUNK_BYTES, CopyWidth, Global, Params, Pred, Reg, Scope, Shared, SmemTile, U32, U64,

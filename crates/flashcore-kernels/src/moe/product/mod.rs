@@ -6,8 +6,8 @@
 //! epilogue    bias · gate and up joined · rounded · global memory
 //! ```
 //! Gate and up of a feature are sums of the same thread: a tile of weights is a tile of gates above one of ups, or pairs of
-//! them. Rows that are padding are zeros, never read. The first product gathers rows from the tokens, the second reads what
-//! the first left; its weights are on their way before it waits for that.
+//! them. Padding rows are zeros, never read. The first product gathers rows from the tokens, the second reads the first's
+//! result; its weights are in flight before it waits for that.
 
 mod config;
 mod epilogue;
@@ -220,7 +220,7 @@ impl Ring {
         });
     }
 
-    /// Starts the rows that belong to the weights under way; the first group completes all of them.
+    /// Starts the rows that belong to the weights in flight; the first group completes all of them.
     fn start_rows(&self, b: &mut Builder, rows: &RowLoad) {
         for stage in 0..self.cfg.shape.stages - 1 {
             let there = b.uniform::<flashcore_tile::Cta>(self.steps.gt(stage));

@@ -1,4 +1,4 @@
-//! Everything that decides the text of a product kernel for Hopper.
+//! The config: everything that determines the text of a product kernel for Hopper.
 
 use flashcore_ptx::{ident::Ident, sm::THREAD_REGISTERS};
 use flashcore_tile::{Half, RegisterBudget, Roles};
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::product::{DEPTH, Glu, Kind};
 
-/// Rows of a tile that is not turned.
+/// Rows of a tile that is not transposed.
 pub const TILE_M: u32 = 128;
 /// Rows of one wgmma.
 pub(crate) const ROWS: u32 = 64;
@@ -32,11 +32,11 @@ pub struct Config {
     pub biases: bool,
     /// Whether the depth is whole stages.
     pub whole: bool,
-    /// How the work is cut.
+    /// How the work is split.
     pub shape: Shape,
 }
 
-/// How the work is cut.
+/// How the work is split.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Debug)]
 #[serde(deny_unknown_fields)]
 pub struct Shape {
@@ -153,7 +153,7 @@ impl Config {
         self.shape.registers()
     }
 
-    /// Whether weights are on their way before the rows, which another product leaves, are there.
+    /// Whether weights are in flight before the rows, which another product leaves, are there.
     pub(super) const fn early(&self) -> bool {
         self.shape.turned() && matches!(self.kind, Kind::Down)
     }

@@ -1,4 +1,4 @@
-//! A consumer warpgroup: multiplies the stages of its tiles, the next product behind the one in flight.
+//! A consumer warpgroup: multiplies the stages of its tiles, issuing the next product while one is in flight.
 
 use flashcore_tile::{Builder, Major, Reg, U32, Uniform, Warpgroup};
 

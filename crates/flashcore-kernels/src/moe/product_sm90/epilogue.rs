@@ -1,4 +1,4 @@
-//! The end of a tile: bias, gate and up joined, rounded; a warp's 16 rows go to shared memory and from there by tensor copy
+//! The epilogue: bias, gate and up joined, rounding; a warp's 16 rows go to shared memory and from there by tensor copy
 //! to global memory, which clips features beyond the last.
 
 use flashcore_ptx::layout::Swizzle;
@@ -25,7 +25,7 @@ const PAIR_COLS: u32 = 16;
 /// Where results go, as registers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Output {
-    /// Rows of tiles that are not turned.
+    /// Rows of tiles that are not transposed.
     map: Option<TensorMap>,
     /// Address and bytes between rows, for tiles that are.
     pub(super) rows: Option<[Reg<U64>; 2]>,

@@ -6,10 +6,10 @@
 //! consumers   128 rows × tile_n; gate and up of a feature are sums of the same thread
 //! epilogue    bias · gate and up joined · rounded · shared memory · tensor copies to global memory
 //! ```
-//! A stage holds the rows and below them the weights, gates above ups. Rows that are padding are zeros, never read. Both
-//! sides walk the same tiles: numbers of tiles come from the index that sorting made, and nothing else is exchanged.
+//! A stage holds the rows followed by the weights, gates before ups. Padding rows are zeros, never read. Both sides walk
+//! the same tiles: tile numbers come from the index that sorting made, and nothing else is exchanged.
 //!
-//! Experts with few tokens have the same kernel with the factors of its products exchanged: see [`Shape::rows`].
+//! Experts with few tokens use the same kernel with the factors of its products swapped: see [`Shape::rows`].
 
 mod config;
 mod consumer;

@@ -1,6 +1,6 @@
 //! The producer: weights by tensor copies of one thread, rows by tensor copies too or gathered by all threads.
 //!
-//! Gathered rows are published some stages after they were asked for, when they have come: matrix products see them only
+//! Gathered rows are published some stages after they were issued, once they have arrived: matrix products see them only
 //! after a fence of the threads that copied them.
 
 use flashcore_ptx::layout::Swizzle;
@@ -330,7 +330,7 @@ impl<'a> Gather<'a> {
         b.predicated(there, |b| stage.publish(b));
     }
 
-    /// Publishes what is still under way.
+    /// Publishes what is still in flight.
     fn drain(&self, b: &mut Builder) {
         let last = b.let_(self.count - 1);
         let some = b.uniform::<flashcore_tile::Warpgroup>(self.count.gt(0));

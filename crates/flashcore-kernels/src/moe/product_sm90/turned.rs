@@ -1,5 +1,5 @@
-//! The end of a tile whose rows are features and whose columns are rows of the result: bias, gate and up joined, rounded, and
-//! straight to global memory. A tile has few of these beside the weights that were read for it.
+//! The epilogue of a transposed tile, whose rows are features and whose columns are rows of the result: bias, gate and up
+//! joined, rounding, and a direct store to global memory. A tile has few of these compared with the weights read for it.
 
 use flashcore_tile::{Acc, Builder, F32, Pred, Reg, U32, WARPGROUP};
 
