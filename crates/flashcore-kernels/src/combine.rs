@@ -63,7 +63,7 @@ impl Config {
 pub(crate) fn extent(cfg: &Config, problem: &Problem) -> Option<Extent> {
     let ctas = folded_tiles(problem, ROWS);
     let workspace = vec![split::workspace(problem, cfg.parts)];
-    (ctas > 0).then(|| Extent { grid: [ctas as u32, 1, 1], workspace, dependent: false })
+    (ctas > 0).then_some(Extent { grid: [ctas as u32, 1, 1], workspace, dependent: false })
 }
 
 /// Builds the kernel.

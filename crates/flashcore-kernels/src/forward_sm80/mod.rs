@@ -11,8 +11,8 @@
 //! Keys in pages are found a turn before they are loaded, see `parts/entries.rs`. Those of 8 bits are widened in shared
 //! memory when they have arrived, see `parts/widen.rs`. f32 tensors take the same way with three products for one, see
 //! `parts/factor.rs`. Of few queries over many keys all heads of a group are rows of one tile, and CTAs share its keys: each
-//! leaves its part of the rows in f32, see `parts/split.rs`. Reads Q, K, V, SINKS, BIAS, SEED, FACTORS_*, LENGTHS_*, TABLE; writes OUT and, unless it is null, LSE, or
-//! PARTS (see [`crate::slots`]).
+//! leaves its part of the rows in f32, see `parts/split.rs`. Reads Q, K, V, SINKS, BIAS, SEED, FACTORS_*, LENGTHS_*, TABLE;
+//! writes OUT and, unless it is null, LSE, or PARTS (see [`crate::slots`]).
 
 mod block;
 mod config;
