@@ -18,6 +18,7 @@ mod block;
 mod config;
 mod epilogue;
 mod products;
+mod ring;
 mod work;
 
 use flashcore_core::Problem;

@@ -30,8 +30,8 @@ use flashcore_ptx::{ident::Ident, target::Target};
 use sha2::{Digest, Sha256};
 
 use crate::covering::{
-    caches, each_kernel, expert_kernels, few, gradients, grouped_kernels, merges, narrow_tensors, quantising,
-    split_kernels,
+    caches, each_kernel, expert_kernels, few, gradients, grouped_kernels, merges, narrow_tensors, program,
+    quantising, split_kernels,
 };
 
 /// Machine code without spills, within its registers.
@@ -264,11 +264,10 @@ fn version(ptxas: &Path) -> String {
 fn jobs(kernels: impl Iterator<Item = (Option<usize>, KernelConfig)>) -> Vec<Job> {
     let (mut jobs, mut known) = (Vec::new(), BTreeSet::new());
     for (number, kernel) in kernels {
-        let program = kernel.program().unwrap_or_else(|e| panic!("{e}"));
         let newer = number.and_then(|n| one_newer(kernel.target(), n));
         for target in [kernel.target()].into_iter().chain(newer) {
-            if known.insert((program.entry().to_string(), target)) {
-                jobs.push(Job { program: program.clone(), budget: kernel.register_budget(), target });
+            if known.insert((kernel.name(), target)) {
+                jobs.push(Job { program: program(&kernel), budget: kernel.register_budget(), target });
             }
         }
     }

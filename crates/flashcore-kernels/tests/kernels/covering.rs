@@ -1,6 +1,11 @@
 //! The covering set without a GPU: small, complete, verified, unchanged. `assemble` has it assembled.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{
+    collections::{BTreeSet, HashMap},
+    fs,
+    path::Path,
+    sync::LazyLock,
+};
 
 use flashcore_core::{DType, Dims, Layout, Mask, Scales, Spec};
 use flashcore_kernels::{
@@ -8,12 +13,24 @@ use flashcore_kernels::{
     covering_decode, covering_experts, covering_grouped, covering_merges, covering_quantised, covering_set,
     covering_split, plan, plan_append, plan_grouped, plan_merge, plan_moe, plan_quantise,
 };
+use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
-/// A kernel and its text.
-type Built = (KernelConfig, AnyProgram);
+/// What is hashed and assembled, built once.
+static PROGRAMS: LazyLock<HashMap<KernelConfig, AnyProgram>> =
+    LazyLock::new(|| hashed().into_par_iter().map(|kernel| (kernel, built(&kernel))).collect());
 
-fn programs() -> Vec<Built> {
+/// The program of a kernel.
+pub(crate) fn program(kernel: &KernelConfig) -> AnyProgram {
+    PROGRAMS.get(kernel).cloned().unwrap_or_else(|| built(kernel))
+}
+
+fn built(kernel: &KernelConfig) -> AnyProgram {
+    kernel.program().unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// The kernels whose text changes only on purpose.
+fn hashed() -> Vec<KernelConfig> {
     let plans = covering_set().unwrap().into_iter().map(|member| member.plan().unwrap());
     let plans = plans.chain(few()).chain(merges()).chain(appends());
     let kernels = plans.map(|plan| *plan.kernel());
@@ -24,12 +41,9 @@ fn programs() -> Vec<Built> {
         .chain(grouped_kernels())
         .chain(narrow)
         .chain(caches)
-        .map(|kernel| built(&kernel))
+        .chain(gradients())
+        .chain(split_kernels())
         .collect()
-}
-
-fn built(kernel: &KernelConfig) -> Built {
-    (*kernel, kernel.program().unwrap_or_else(|e| panic!("{e}")))
 }
 
 /// Plans for few queries.
@@ -137,11 +151,11 @@ fn small_and_without_repetition() {
 fn text_changes_only_on_purpose() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hashes.txt");
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    let lines = programs()
-        .iter()
-        .chain(&gradients().iter().chain(&split_kernels()).map(built).collect::<Vec<_>>())
-        .map(|(_, p)| format!("{} {}\n", hex(&Sha256::digest(p.text())), p.entry()))
-        .collect::<String>();
+    let line = |kernel: &KernelConfig| {
+        let program = program(kernel);
+        format!("{} {}\n", hex(&Sha256::digest(program.text())), program.entry())
+    };
+    let lines = hashed().iter().map(line).collect::<String>();
     if std::env::var_os("FLASHCORE_BLESS").is_some_and(|value| value == "1") {
         fs::write(&path, &lines).unwrap();
     }

@@ -12,7 +12,7 @@ use flashcore_testkit::{
 use rayon::prelude::*;
 
 /// Random problems.
-const RANDOM: u64 = 100;
+const RANDOM: u64 = 60;
 
 /// What relative root mean squares of errors stay below. With one of a product's three parts left out, or with weights rounded
 /// to TF32, they would be 2e-4. Where scores are large, an f32 keeps less of the LSE.
@@ -88,7 +88,7 @@ fn f32_gradients_are_as_exact_as_f32() {
             let forward = cases::Case {
                 inputs: Inputs::Of(kind),
                 mask: [Mask::NONE, Mask::CAUSAL][n % 2],
-                ..cases::Case::new(Tag::Random, "exact", [1, 1, 1, 150, 170], dim)
+                ..cases::Case::new(Tag::Random, "exact", [1, 1, 1, 72, 100], dim)
             };
             let bench = Bench::<f32>::new(&Case::new(forward, Wish::Plain), 3).unwrap();
             let run = bench.run::<f32>(&Simulator::new(gpu)).unwrap();
