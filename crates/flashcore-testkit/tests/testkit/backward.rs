@@ -253,7 +253,7 @@ impl Plain {
     }
 }
 
-/// Cases in f32 and laws that a backend fails, as they are found.
+/// Laws and cases in f32 that a backend fails, as they are found.
 fn failures(fault: Fault) -> impl Iterator<Item = String> {
     let cases = backward::cases(Cost::Tiny).into_iter().map(move |case| {
         let outcome = backward::check(&Plain(fault), &case, DType::F32, 1);
@@ -262,7 +262,7 @@ fn failures(fault: Fault) -> impl Iterator<Item = String> {
     let laws = backward::laws::LAWS
         .iter()
         .map(move |law| (law.name.to_owned(), law.check(&Plain(fault), f32::DTYPE, 1)));
-    let failed = cases.chain(laws).filter(|(_, outcome)| outcome.is_failure());
+    let failed = laws.chain(cases).filter(|(_, outcome)| outcome.is_failure());
     failed.map(|(name, outcome)| format!("{name}: {outcome}"))
 }
 

@@ -152,7 +152,7 @@ fn assert_same_rows(a: TensorView<'_, f32>, b: TensorView<'_, f32>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(3000))]
+    #![proptest_config(ProptestConfig::with_cases(1500))]
 
     #[test]
     fn any_arguments_give_an_error_or_a_right_result(arguments in arguments()) {
