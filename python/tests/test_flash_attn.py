@@ -84,10 +84,54 @@ def test_rotary_embedding(interleaved, inplace):
     given = x.clone()
     out = apply_rotary_emb(given, angles.cos(), angles.sin(), interleaved, inplace, firsts, offsets, 7)
     torch.testing.assert_close(out, expected)
-    assert (out is given) == inplace
+    assert (out.data_ptr() == given.data_ptr()) == inplace
     batch = apply_rotary_emb(x.unflatten(0, (2, 6)), angles.cos(), angles.sin(), interleaved, False, 3)
     one = apply_rotary_emb(x[6:], angles.cos(), angles.sin(), interleaved, False, 3, torch.tensor([0, 6]))
     torch.testing.assert_close(batch[1], one)
+
+
+@cases(interleaved=[False, True], scale_base=[None, 8])
+def test_rotary_embedding_of_queries_keys_and_values(interleaved, scale_base):
+    """Every form that layers call turns alike, in place, and its gradients are turned back."""
+    torch = need_torch()
+    from flashcore.flash_attn.layers.rotary import RotaryEmbedding, apply_rotary_emb, apply_rotary_emb_torch
+    from flashcore.flash_attn.ops.triton.rotary import apply_rotary
+
+    module = RotaryEmbedding(12, interleaved=interleaved, scale_base=scale_base)
+    qkv = torch.randn(2, 5, 3, 4, 16, requires_grad=True)
+    q, k, v = (qkv.detach()[:, :, n].clone().requires_grad_() for n in range(3))
+    together, d_out = module(qkv, seqlen_offset=3), torch.randn(2, 5, 3, 4, 16)
+    tables = [table[3:] for table in (module._cos_cached, module._sin_cached)]
+    of_keys = tables if scale_base is None else [table[3:] for table in (module._cos_k_cached, module._sin_k_cached)]
+    assert len(tables[0]) == 5 and together.data_ptr() == qkv.data_ptr()
+    apart = [apply_rotary_emb_torch(x, *rows, interleaved) for x, rows in ((q, tables), (k, of_keys))]
+    torch.testing.assert_close(together, torch.stack([*apart, v], 2))
+    together.backward(d_out)
+    torch.stack([*apart, v], 2).backward(d_out)
+    torch.testing.assert_close(qkv.grad, torch.stack([q.grad, k.grad, v.grad], 2))
+    # Fewer heads of keys, beside those of queries; and keys and values by themselves.
+    q, k, v = (x.detach() for x in (q, k[:, :, :2], v[:, :, :2]))
+    grouped = module(torch.cat([q, k, v], 2), seqlen_offset=torch.tensor([3, 3]), max_seqlen=8, num_heads_q=4)
+    apart = [x.detach() for x in (apart[0], apart[1][:, :, :2])]
+    torch.testing.assert_close(grouped, torch.cat([*apart, v], 2))
+    turned, kv = module(q.clone(), torch.stack([k, v], 2), 3)
+    torch.testing.assert_close((turned, kv), (apart[0], torch.stack([apart[1], v], 2)))
+    if scale_base is None:
+        back = apply_rotary(apart[0], module._cos_cached, module._sin_cached, 3, interleaved=interleaved, conjugate=True)
+        torch.testing.assert_close(back, q)
+    leaf = q.clone().requires_grad_()
+    assert apply_rotary_emb(leaf, *tables, interleaved, inplace=True).data_ptr() == leaf.data_ptr()
+
+
+def test_what_rotary_embedding_does_not_know():
+    torch = need_torch()
+    from flashcore.flash_attn.layers.rotary import RotaryEmbedding
+
+    module, x = RotaryEmbedding(8), torch.zeros(2, 5, 6, 8)
+    with raises(ValueError, "pass num_heads_q"):
+        module(x)
+    with raises(ValueError, "pass max_seqlen"):
+        RotaryEmbedding(8)(x, seqlen_offset=torch.tensor([1, 2]), num_heads_q=2)
 
 
 def distances(queries, keys):

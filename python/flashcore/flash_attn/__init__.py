@@ -42,6 +42,9 @@ _MODULES = {
     "flash_attn.bert_padding": ".bert_padding",
     "flash_attn.layers": ".layers",
     "flash_attn.layers.rotary": ".layers.rotary",
+    "flash_attn.ops": ".ops",
+    "flash_attn.ops.triton": ".ops.triton",
+    "flash_attn.ops.triton.rotary": ".ops.triton.rotary",
     "flash_attn_interface": ".flash_attn_3",
 }
 

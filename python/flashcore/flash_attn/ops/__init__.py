@@ -1,0 +1,1 @@
+"""FlashAttention's operations beside attention, as far as models import them."""
