@@ -251,10 +251,13 @@ pub unsafe fn launch_all(launches: &[Prepared], stream: *mut c_void, buffers: &[
     };
     // SAFETY: the caller's promise.
     let submitted = unsafe { submit_all(launches, stream, buffers, &scratch) };
-    if let (Err(_), Some(lease)) = (&submitted, lease) {
-        lease.interrupt();
-    }
-    submitted
+    submitted.map_err(|Refused { after, error }| {
+        // Where none was taken before it, scratch memory is as it was.
+        if let Some(lease) = lease.filter(|_| after > 0) {
+            lease.interrupt();
+        }
+        error
+    })
 }
 
 /// Like [`launch_all`] with scratch memory of the caller's: `allocate` is asked for each workspace in bytes, and
@@ -284,7 +287,7 @@ pub unsafe fn launch_all_with(
         }
     }
     // SAFETY: the caller's promise.
-    unsafe { submit_all(launches, stream.cast(), buffers, &scratch) }
+    unsafe { submit_all(launches, stream.cast(), buffers, &scratch) }.map_err(|refused| refused.error)
 }
 
 /// The device of launches and the workspaces that they share; `None` where there is nothing to launch.
@@ -296,6 +299,12 @@ fn asked(launches: &[Prepared]) -> Option<(Device, &[Workspace])> {
     Some((device, wants))
 }
 
+/// A launch that was refused after so many others of its plan had been taken.
+struct Refused {
+    after: usize,
+    error: Error,
+}
+
 /// # Safety
 /// Like [`launch_all`]. The context is current.
 unsafe fn submit_all(
@@ -303,10 +312,11 @@ unsafe fn submit_all(
     stream: CUstream,
     buffers: &[u64],
     scratch: &[u64],
-) -> Result<(), Error> {
-    for launch in launches {
+) -> Result<(), Refused> {
+    for (after, launch) in launches.iter().enumerate() {
         // SAFETY: the caller's promise.
-        unsafe { launch.launch_with(stream, buffers, scratch)? };
+        let taken = unsafe { launch.launch_with(stream, buffers, scratch) };
+        taken.map_err(|error| Refused { after, error })?;
     }
     Ok(())
 }

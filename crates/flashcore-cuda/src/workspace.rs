@@ -83,14 +83,12 @@ pub(crate) struct Lease<'p> {
 }
 
 impl Lease<'_> {
-    /// What was to be left zero may not be: a launch was refused after others had begun on it. A graph's blocks stay as they are,
-    /// because nothing has run on them.
+    /// What was to be left zero may not be: a launch was refused after others had begun on it, or were recorded and begin on it
+    /// in every replay.
     #[cold]
     pub(crate) fn interrupt(mut self) {
-        if matches!(self.key, Key::Stream(_)) {
-            let key = self.key;
-            self.state.blocks(key).iter_mut().for_each(|block| block.zeroed = false);
-        }
+        let key = self.key;
+        self.state.blocks(key).iter_mut().for_each(|block| block.zeroed = false);
     }
 }
 
@@ -209,9 +207,13 @@ impl Pool {
     /// Takes in the blocks of destroyed graphs.
     fn collect(&self, state: &mut State) {
         let returned = std::mem::take(&mut *self.returned.lock().unwrap_or_else(PoisonError::into_inner));
-        for block in returned {
+        for mut block in returned {
             for owner in &mut state.owners {
-                owner.blocks.retain(|known| known.address != block.address);
+                let Some(at) = owner.blocks.iter().position(|known| known.address == block.address) else {
+                    continue;
+                };
+                // What the graph left, which its owner knows and the driver does not.
+                block.zeroed = owner.blocks.swap_remove(at).zeroed;
             }
             state.idle.push(Idle { block, after: None });
         }
@@ -270,14 +272,14 @@ impl State {
 
     /// Takes a block that has become too small from its owner; a graph keeps its own for the nodes that use it.
     fn retire(&mut self, place: Place, ordinal: u8, zeroed: bool) -> Result<(), Error> {
+        if matches!(place.key, Key::Capture { .. }) {
+            return Ok(());
+        }
         let same = |old: &Block| old.ordinal == ordinal && old.zeroed == zeroed;
         let Some(at) = self.blocks(place.key).iter().position(same) else { return Ok(()) };
-        if matches!(place.key, Key::Stream(_)) {
-            let after = Some(end_of(place.device, place.stream)?);
-            let block = self.blocks(place.key)[at];
-            self.idle.push(Idle { block, after });
-        }
-        self.blocks(place.key).swap_remove(at);
+        let after = Some(end_of(place.device, place.stream)?);
+        let block = self.blocks(place.key).swap_remove(at);
+        self.idle.push(Idle { block, after });
         Ok(())
     }
 

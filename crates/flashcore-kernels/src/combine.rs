@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Rows of a CTA: one for each warp.
-const ROWS: u32 = 4;
+pub(crate) const ROWS: u32 = 4;
 const THREADS: u32 = 32 * ROWS;
 const CTAS_PER_SM: u32 = 8;
 

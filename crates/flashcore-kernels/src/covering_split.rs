@@ -9,9 +9,16 @@ use crate::{
 };
 
 /// Features and types that the kernel for few queries does not take: rows of latents, wide ones, f32, and such as do not come
-/// in eights.
-const TENSORS: [(usize, usize, DType); 4] =
-    [(576, 512, DType::BF16), (512, 512, DType::F16), (64, 64, DType::F32), (60, 59, DType::F16)];
+/// in eights. Then the elements from a row to the next, where they are more: parts of rows lie closer than rows then, and what
+/// one is aligned to the other need not be.
+const TENSORS: [(usize, usize, DType, usize); 6] = [
+    (576, 512, DType::BF16, 0),
+    (512, 512, DType::F16, 0),
+    (64, 64, DType::F32, 0),
+    (60, 59, DType::F16, 0),
+    (60, 59, DType::F16, 64),
+    (20, 20, DType::F32, 22),
+];
 /// Queries of the longest sequence, heads that share a key head, and key heads.
 const QUERIES: [(usize, usize, usize); 4] = [(1, 16, 1), (1, 70, 1), (4, 5, 1), (3, 1, 2)];
 const GPUS: [Gpu; 3] = [Gpu::HOPPER, Gpu::AMPERE, Gpu::CONSUMER];
@@ -27,9 +34,12 @@ pub fn covering_split() -> Result<Vec<Member>, ProblemError> {
 
 fn member(row: &[usize; 8]) -> Result<Member, ProblemError> {
     let [tensors, kind, queries, gpu, mask, cap, wide, narrow] = *row;
-    let ((dim_qk, dim_v, dtype), kind) = (TENSORS[tensors], KINDS[kind]);
+    let ((dim_qk, dim_v, dtype, step), kind) = (TENSORS[tensors], KINDS[kind]);
     let (queries, group, heads_kv) = QUERIES[queries];
-    let layout = |[batch, rows]: [usize; 2], heads, dim| Layout::bshd(Dims::new(batch, heads, rows, dim));
+    let layout = |[batch, rows]: [usize; 2], heads, dim: usize| {
+        let (dims, row) = (Dims::new(batch, heads, rows, dim), dim.max(step));
+        Layout::strided(dims, [rows * heads * row, row, heads * row, 1])
+    };
     let (rows, keys, heads) = (kind.queries(queries), kind.keys(), group * heads_kv);
     let q = layout(rows, heads, dim_qk)?;
     let spec = Spec {

@@ -54,15 +54,50 @@ fn what_a_refused_launch_leaves_counts_as_dirty() {
     let plan = [0, 1].map(|_| with_workspace(&fake, &[(4, ZEROED), (4096, false)]));
     let stream = Stream::new(fake.device).unwrap();
     let before = used(&fake, &plan[0], stream.raw());
-    // The first launch of two is taken, the second is not.
-    world(|world| world.failures = vec![("cuLaunchKernelEx", 0), ("cuLaunchKernelEx", 1)]);
-    // SAFETY: the fake driver touches no memory.
-    let refused = unsafe { launch_all(&plan, stream.raw(), &[]) };
-    assert!(refused.is_err());
+    refuse(&plan, 1, stream.raw());
     let after = used(&fake, &plan[0], stream.raw());
     assert_ne!(after[0], before[0], "a block that nobody has cleaned up must not pass for zeros");
     assert_eq!(world(|world| world.zeroed.last().map(|(to, _)| *to)), Some(after[0]));
     assert_eq!(used(&fake, &plan[0], stream.raw()), after);
+}
+
+/// So many launches of a plan are taken, the next is not.
+fn refuse(plan: &[Prepared], taken: usize, stream: *mut c_void) {
+    let answers = std::iter::repeat_n(0, taken).chain([1]);
+    world(|world| world.failures = answers.map(|code| ("cuLaunchKernelEx", code)).collect());
+    // SAFETY: the fake driver touches no memory.
+    assert!(unsafe { launch_all(plan, stream, &[]) }.is_err());
+}
+
+#[test]
+fn a_plan_of_which_nothing_was_launched_leaves_zeros() {
+    let fake = Fake::new();
+    let plan = [0, 1].map(|_| with_workspace(&fake, &[(4, ZEROED), (4096, false)]));
+    let stream = Stream::new(fake.device).unwrap();
+    let before = used(&fake, &plan[0], stream.raw());
+    for _ in 0..3 {
+        refuse(&plan, 0, stream.raw());
+    }
+    assert_eq!(used(&fake, &plan[0], stream.raw()), before);
+}
+
+#[test]
+fn what_a_graph_of_half_a_plan_leaves_counts_as_dirty() {
+    let fake = Fake::new();
+    let plan = [0, 1].map(|_| with_workspace(&fake, &[(4, ZEROED)]));
+    let stream = Stream::new(fake.device).unwrap();
+    fake.begin_capture(stream.raw(), 71);
+    let before = used(&fake, &plan[0], stream.raw());
+    refuse(&plan, 1, stream.raw());
+    let after = used(&fake, &plan[0], stream.raw());
+    assert_ne!(after, before, "every replay leaves something there");
+    fake.end_capture(stream.raw());
+    fake.destroy_graph(71);
+    let reused = [0, 1].map(|_| {
+        let stream = std::mem::ManuallyDrop::new(Stream::new(fake.device).unwrap());
+        used(&fake, &plan[0], stream.raw())
+    });
+    assert!(reused.contains(&after) && !reused.contains(&before));
 }
 
 #[test]

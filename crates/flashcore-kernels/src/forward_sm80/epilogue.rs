@@ -2,7 +2,7 @@
 
 use flashcore_tile::{Acc, Builder, MMA_M, Pred, Reg, S32, U32, U64};
 
-use super::{Access, Config};
+use super::Config;
 use crate::parts::{
     row_end::{LseOutput, thread_rows},
     softmax::Finished,
@@ -21,6 +21,8 @@ pub(super) struct WideOutput {
     pub(super) share: Option<Reg<U32>>,
     /// Rows of the tile that are written.
     pub(super) rows: Reg<S32>,
+    /// Whether rows start at multiples of 8 bytes.
+    pub(super) pairs: bool,
 }
 
 impl WideOutput {
@@ -49,10 +51,9 @@ impl WideOutput {
                 LseOutput::write(b, who, lse_at[row], ended.lse[row]);
             }
             let vectors: Vec<Vector> = acc.regs().chunks_exact(4).map(|v| [v[0], v[1], v[2], v[3]]).collect();
-            let pairs = cfg.access >= Access::B8;
             let vectors = &vectors[..vectors.len().min(cfg.dim_v.div_ceil(VECTOR) as usize)];
             let exist = |b: &mut Builder, n: u32| wide::exist(b, cfg.dim_v, cfg.columns(), vectors_before, n);
-            WideRows { to, there, pairs }.write(b, &ended, vectors, exist);
+            WideRows { to, there, pairs: self.pairs }.write(b, &ended, vectors, exist);
         }
     }
 

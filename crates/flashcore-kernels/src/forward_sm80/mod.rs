@@ -139,6 +139,8 @@ impl Layout {
 pub(crate) fn folded_step(problem: &Problem) -> Option<u64> {
     let [_, head, row, _] = problem.q().strides();
     let step = match problem.group() {
+        // Steps to what is not there may be anything.
+        1 if problem.seq_q() == 1 => 0,
         1 => row,
         _ if problem.seq_q() == 1 => head,
         group => (problem.heads_kv() == 1 && row == group * head).then_some(head)?,

@@ -3,7 +3,7 @@
 use flashcore_tile::{Acc, Builder, Cta, MMA_M, Reg, S32, Scope, SmemTile, U32, Uniform, Warp};
 
 use super::{
-    Arguments, Config, Layout, Shape,
+    Access, Arguments, Config, Layout, Shape,
     block::{Block, row_end},
     epilogue::{Lse, WideOutput},
     products::{Queries, outputs, scores},
@@ -127,7 +127,8 @@ impl Part {
         let stride = b.var(u64::from(self.rows.row_bytes()));
         let (warp_row, share, written) = (rows.warp, rows.share, rows.written);
         let lse = Lse { base: lse, to: lse, warp_row, share, rows: written };
-        WideOutput { to, stride, warp_row, share, rows: written }.write(b, cfg, &lse, finished);
+        let pairs = self.rows.pairs();
+        WideOutput { to, stride, warp_row, share, rows: written, pairs }.write(b, cfg, &lse, finished);
     }
 }
 
@@ -163,6 +164,7 @@ fn wide_output(b: &mut Builder, cfg: &Config, args: &Arguments, tile: &Tile, row
         share: rows.share,
         // Rows that are not used are left alone where others are added to.
         rows: if cfg.accumulate { rows.there } else { rows.written },
+        pairs: cfg.access >= Access::B8,
     }
 }
 

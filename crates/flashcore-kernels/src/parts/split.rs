@@ -51,6 +51,11 @@ impl SplitRows {
         self.row_bytes
     }
 
+    /// Whether all rows start at multiples of 8 bytes: they lie one after another, whatever the caller's tensors look like.
+    pub(crate) const fn pairs(&self) -> bool {
+        self.row_bytes.is_multiple_of(2 * BYTES)
+    }
+
     /// Bytes from a row, and from its LSE, to those of the next part.
     #[track_caller]
     pub(crate) fn steps(&self, b: &mut Builder) -> [Reg<U64>; 2] {

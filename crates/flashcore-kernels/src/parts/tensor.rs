@@ -70,7 +70,9 @@ impl TensorArgument {
         let mut stride = |b: &mut Builder, what: &str, axis: usize| {
             params.u64(b, &format!("{name}_{what}"), move |p| {
                 let (layout, dtype) = of(p);
-                (layout.strides()[axis] * dtype.bytes()) as u64
+                // Steps to what is not there may be anything, but copies of nothing must be aligned, too.
+                let step = if layout.dims().array()[axis] > 1 { layout.strides()[axis] } else { 0 };
+                (step * dtype.bytes()) as u64
             })
         };
         Self { base, batch: stride(b, "batch", 0), head: stride(b, "head", 1), row: stride(b, "row", 2) }

@@ -7,7 +7,7 @@ use flashcore_tile::Element;
 use super::{Gpu, Plan};
 use crate::{
     combine,
-    forward_sm80::{self, Access, folded_step},
+    forward_sm80::{self, folded_step},
     launch::KernelConfig,
     parts::schedule::folded_tiles,
 };
@@ -18,6 +18,8 @@ const MOST_QUERIES: usize = 16;
 const MOST_PARTS: u32 = 32;
 /// Fewest keys of a part: fewer would take less time than to start and to put together.
 const FEWEST_KEYS: usize = 128;
+/// Features that a lane puts together at once, where rows of the result are aligned to as many.
+const WIDTH: u32 = 4;
 const WHY: &str = "few queries: the heads of a group share a tile, and its keys are split among CTAs";
 
 /// The plan for few queries that `whole`, by the general kernel, would compute with a head in each tile; `None` where queries
@@ -41,14 +43,10 @@ pub(super) fn plan_of(
     gpu: &Gpu,
     why: &'static str,
 ) -> Plan {
-    let wide = cfg.access >= Access::B8 && cfg.dim_v.is_multiple_of(4);
-    let combine = combine::Config {
-        out: problem.out_dtype(),
-        dim: cfg.dim_v,
-        parts,
-        width: if wide { 4 } else { 1 },
-        lengths: cfg.lengths,
-    };
+    let (out, dim) = (problem.out_dtype(), cfg.dim_v);
+    let wide = dim.is_multiple_of(WIDTH) && cfg.access.bytes() >= WIDTH * out.bytes() as u32;
+    let combine =
+        combine::Config { out, dim, parts, width: if wide { WIDTH } else { 1 }, lengths: cfg.lengths };
     let launches = [KernelConfig::Sm80(cfg), KernelConfig::Combine(combine)];
     Plan::of(launches.map(|kernel| Plan::launch(kernel, problem, gpu)).to_vec(), gpu, why)
 }
@@ -73,7 +71,9 @@ fn parts(problem: &Problem, shape: &forward_sm80::Shape, gpu: &Gpu) -> Option<u3
     while 2 * parts <= most && 2 * u64::from(parts) * tiles <= room {
         parts *= 2;
     }
-    let counted = problem.rows() as u64 * u64::from(parts) <= i32::MAX as u64;
+    // Sequences may be more than rows, and each has a CTA of its own.
+    let ctas = folded_tiles(problem, combine::ROWS).max(tiles * u64::from(parts));
+    let counted = ctas.max(problem.rows() as u64 * u64::from(parts)) <= i32::MAX as u64;
     let several = keys > shape.tile_n as usize && (parts > 1 || problem.group() > 1);
     (counted && several).then_some(parts)
 }
