@@ -138,6 +138,8 @@ def attention(
                 if result is not None:
                     return result
             tried = options is not None
+        if "float" in str(getattr(key_mask, "dtype", "")):
+            raise TypeError(f"key_mask is {key_mask.dtype}; pass bool, or numbers to add to scores to scaled_dot_product_attention")
         options = _options.options(causal, window, scale, softcap, layout, batch_invariant=batch_invariant, dropout=dropout)
         seed = seed_of(q, k, v, dropout_seed) if dropout else None
         given = (sinks, key_lengths, query_lengths, key_mask, page_table, factors, seed)
@@ -413,8 +415,8 @@ def _bound(
     # A mask that gets its values later is added to scores.
     unread = extents is None or framework.traces(values.mask)
     reduced = None if unread else _masks.reduce(values.mask, _masks.band_of(options), *extents)
-    if reduced is not None and reduced[1] is not None and values.seed is not None:
-        reduced = None  # dropout counts the keys of whole sequences, not of their parts
+    if reduced is not None and reduced[1] is not None and (values.seed is not None or values.query_lengths is not None):
+        reduced = None  # dropout counts the keys of whole sequences, not of their parts, and ranges go with no lengths
     if reduced is not None:
         (left, right, top_left), starts, keys = reduced
         options = replace(options, left=left, right=right, top_left=top_left)

@@ -116,6 +116,8 @@ def flash_attn_with_kvcache(
             if (rotary_cos is None) != (rotary_sin is None):
                 raise ValueError("rotary embedding needs rotary_cos and rotary_sin; pass both")
             rotary = None if rotary_cos is None else (rotary_cos, rotary_sin)
+            if rotary is not None:
+                _check_positions(rotary_cos, k_cache, table)
             together = not causal and all(bound in (None, -1) for bound in window_size)
             elsewhere = None if rotary_seqlens is cache_seqlens else rotary_seqlens
             held = descales(None, None, k_descale, v_descale)  # without that of the queries
@@ -167,16 +169,34 @@ def _shifted(q: Any, k_cache: Any, v_cache: Any, table: Any, lengths: Any, leftp
     """The cache in pages of one row, so that each sequence may start at any: caches, table and lengths."""
     framework = _frameworks.of(q)
     numbers, size, lengths = _pages(framework, q, k_cache, table, lengths)
-    leftpad = framework.indices("cache_leftpad", leftpad, q)
+    leftpad = _leftpad(framework, leftpad, q)
     rows = framework.numbers_to(numbers.shape[1] * size, q).reshape(1, -1) + leftpad.reshape(-1, 1)
     return *_rows(k_cache, v_cache), _sequences.physical(framework, q, numbers, size, rows), lengths - leftpad
+
+
+def _leftpad(framework: Any, leftpad: Any, q: Any) -> Any:
+    """Rows before the first key of each sequence; where only a kernel reads them, what is below 0 counts as 0."""
+    given = framework.indices("cache_leftpad", leftpad, q)
+    known = not _frameworks.is_traced() and not framework.traces(given) and _frameworks.is_on_host(given)
+    if known and bool((given < 0).any()):
+        raise ValueError(f"cache_leftpad has {int(given.min())}; pass 0 or more rows for each sequence")
+    return given * (given > 0)
+
+
+def _check_positions(rotary_cos: Any, k_cache: Any, table: Any) -> None:
+    """Demands tables of cosines and sines for every position that the cache has, as FlashAttention does."""
+    positions, rows = _frameworks.shape("rotary_cos", rotary_cos)[0], _frameworks.shape("k_cache", k_cache)[1]
+    if table is not None:
+        rows *= table.shape[1] if hasattr(table, "shape") else max(map(len, table), default=0)
+    if positions < rows:
+        raise ValueError(f"rotary_cos and rotary_sin have {positions} positions but the cache {rows}; give them as many or more")
 
 
 def _chunked(q: Any, k_cache: Any, v_cache: Any, lengths: Any, call: _Chunks) -> Any:
     """Queries that see their own chunk of the cache, as packed sequences over pages of one row."""
     framework = _frameworks.of(q)
     numbers, size, lengths = _pages(framework, q, k_cache, call.table, lengths)
-    starts = lengths * 0 if call.leftpad is None else framework.indices("cache_leftpad", call.leftpad, q)
+    starts = lengths * 0 if call.leftpad is None else _leftpad(framework, call.leftpad, q)
     shape, offsets, longest = _frameworks.shape("q", q), call.offsets, call.longest
     if offsets is None:
         flat, longest = q.reshape(-1, *shape[2:]), shape[1]

@@ -34,34 +34,48 @@ class Ranges(NamedTuple):
 class _Memory:
     """Remembers what was read from a tensor for as long as the tensor lives unchanged.
 
-    Reading a GPU tensor waits for the GPU; a model passes the same mask to every layer.
+    Reading a GPU tensor waits for the GPU, and finding out what a mask is takes longer than looking whether it has changed; a
+    model passes the same mask to every layer.
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, Any], tuple[Any, Any, Any]] = {}
+        self._known: dict[tuple[int, Any], tuple[Any, Callable[[], bool], Any]] = {}
 
     def get(self, tensor: Any, kind: Any, read: Callable[[], Any]) -> Any:
-        version = _version(tensor)
-        if version is None:
-            return read()
         key = (id(tensor), kind)
         found = self._known.get(key)
-        if found is not None and found[0]() is tensor and found[1] == version:
+        if found is not None and found[0]() is tensor and found[1]():
             return found[2]
+        # What is changed while it is read is read again next time.
+        unchanged = _watch(tensor)
         value = read()
-        forget = lambda _: self._known.pop(key, None)
-        self._known[key] = (weakref.ref(tensor, forget), version, value)
+        if unchanged is not None:
+            forget = lambda _: self._known.pop(key, None)
+            self._known[key] = (weakref.ref(tensor, forget), unchanged, value)
         return value
 
 
-def _version(tensor: Any) -> Any | None:
-    """Changes whenever the tensor's values do; None where there is no telling."""
-    module = type(tensor).__module__
+MOST_KEPT = 1 << 22
+"""Elements of a mask on the CPU from which on no copy is kept."""
+
+
+def _watch(tensor: Any) -> Callable[[], bool] | None:
+    """What says whether the tensor's values are still those of now; None where there is no telling."""
+    module, own = type(tensor).__module__, weakref.ref(tensor)
     if module.startswith("jax"):
-        return 0  # immutable
-    if module.startswith("torch") and not tensor.is_inference():
-        return tensor._version
-    return None
+        return lambda: True  # immutable
+    if not module.startswith("torch"):
+        return None
+    if tensor.is_cpu:
+        # Its memory may be somebody else's too, as NumPy's, whose writes no version counts.
+        from torch import equal
+
+        kept = tensor.detach().clone() if tensor.numel() <= MOST_KEPT else None
+        return None if kept is None else lambda: equal(kept, own().detach())
+    if tensor.is_inference():
+        return None
+    version = tensor._version
+    return lambda: own()._version == version
 
 
 _memory = _Memory()

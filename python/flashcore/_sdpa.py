@@ -34,7 +34,7 @@ def scaled_dot_product_attention(
     to find out whether it is padding, causal or a window, which are much faster. ``dropout_seed`` is `attention`'s:
     torch's generator draws one if it is None; other frameworks need one. A learned mask (``requires_grad``) gets
     its gradient from torch's own function, which then computes the whole call, and a warning says so. Rows that see no key
-    are zeros. Any number of batch dimensions may precede the heads: tensors are viewed as batch x heads x sequence x
+    are zeros, also where the mask is padding, causal or a window by the least finite number instead of minus infinity. Any number of batch dimensions may precede the heads: tensors are viewed as batch x heads x sequence x
     dim if their strides allow it, and copied otherwise. They are not broadcast, and ``scale`` must be positive.
 
     >>> import numpy
@@ -48,6 +48,8 @@ def scaled_dot_product_attention(
         dropout_p = number("dropout_p", dropout_p)
         if attn_mask is not None and is_causal:
             raise ValueError("pass attn_mask or is_causal, not both")
+        if "int" in str(getattr(attn_mask, "dtype", "")):
+            raise TypeError(f"attn_mask is {attn_mask.dtype}; pass bool, or numbers of query's type that are added to scores")
         if attn_mask is not None and _is_learned(attn_mask):
             if not _frameworks.is_traced():
                 warnings.warn(LEARNED, stacklevel=2)

@@ -120,6 +120,18 @@ pub(crate) struct Tensor {
 }
 
 impl Tensor {
+    /// Whether elements that follow one another in the last dimension are neighbours in memory.
+    ///
+    /// # Safety
+    /// Shape and strides are those of `ndim` dimensions.
+    pub(crate) unsafe fn has_neighbours(&self) -> bool {
+        let Some(last) = usize::try_from(self.ndim).ok().and_then(|rank| rank.checked_sub(1)) else {
+            return false;
+        };
+        // SAFETY: the caller's promise.
+        unsafe { *self.shape.add(last) > 1 && (self.strides.is_null() || *self.strides.add(last) == 1) }
+    }
+
     /// For a producer to fill in.
     pub(crate) const fn unset() -> Self {
         Self {

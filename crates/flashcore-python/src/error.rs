@@ -42,6 +42,10 @@ pub(crate) enum CallError {
     OtherPlace { operand: Operand, place: Place, because: Operand, first: Place },
     #[error("{operand} is {got} but {because} is {expected}; convert them to one element type")]
     OtherDType { operand: Operand, got: DType, because: Operand, expected: DType },
+    #[error(
+        "{operand} has torch's negative bit, whose memory holds other numbers than it; pass {operand}.resolve_neg()"
+    )]
+    Negated { operand: Operand },
     #[error("{operand} is read-only; pass a writable tensor")]
     ReadOnly { operand: Operand },
     #[error("{operand} shares memory with out; pass an `out` with memory of its own, or omit it")]

@@ -78,7 +78,9 @@ impl Request {
     /// The view of an object: by its framework's exchange API, or by a capsule.
     fn fetch(self, object: &Bound<'_, PyAny>, operand: Operand) -> Result<Fetched, CallError> {
         if let Some(exchange) = Exchange::of(object) {
-            return Ok(Fetched { tensor: exchange.view(object)?, exchange: Some(exchange), owned: None });
+            let tensor = exchange.view(object)?;
+            refuse_negated(object, &tensor, operand)?;
+            return Ok(Fetched { tensor, exchange: Some(exchange), owned: None });
         }
         let Ok((bytes, name)) = object.extract::<(Bound<'_, PyCapsule>, String)>() else {
             let owned = self.take(object, operand)?;
@@ -120,6 +122,17 @@ impl Request {
         });
         Ok(Owned::take(&capsule.map_err(|error| refusal(error, object, operand))?)?)
     }
+}
+
+/// Refuses tensors that torch has yet to negate, of which a view says nothing. They are parts of complex numbers, so that no
+/// two of their elements are neighbours: others are not asked, which would take time in every call.
+fn refuse_negated(object: &Bound<'_, PyAny>, tensor: &Tensor, operand: Operand) -> Result<(), CallError> {
+    // SAFETY: `fetch` hands out views of what lives.
+    if unsafe { tensor.has_neighbours() } {
+        return Ok(());
+    }
+    let negated = object.call_method0(intern!(object.py(), "is_neg")).and_then(|negated| negated.is_truthy());
+    if negated.unwrap_or(false) { Err(CallError::Negated { operand }) } else { Ok(()) }
 }
 
 /// A view, valid while the object or `owned` lives.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._native import Direct, exchanges
-from .base import NO_NESTED, UNTOLD, Framework, demand, each_tensor, no_tensor, rows, seed_number, shape
+from .base import CPU, NO_NESTED, UNTOLD, Framework, demand, each_tensor, no_tensor, rows, seed_number, shape
 from .of_cupy import Cupy
 from .of_jax import Jax
 from .of_numpy import Numpy, exportable
@@ -73,6 +73,12 @@ shortcuts: dict[type, Callable[..., Any]] = {}
 """`Direct.attention` for these types."""
 _known: dict[type, Framework] = {}
 _made: dict[type[Framework], Framework] = {}
+
+
+def is_on_host(array: Any) -> bool:
+    """Whether an array's values can be looked at without waiting for anything."""
+    is_cpu = getattr(array, "is_cpu", None)  # torch's tensors may stand for others, which have no memory to tell of
+    return bool(array.__dlpack_device__()[0] == CPU if is_cpu is None else is_cpu)
 
 
 def of(tensor: Any) -> Framework:

@@ -10,8 +10,8 @@ from typing import Any
 from .._arguments import count, each, real, whole
 from .._native import Options, Values, append, forward, grouped_mm, merge, moe
 
-CUDA = 2
-"""DLPack's number of CUDA devices."""
+CPU, CUDA = 1, 2
+"""DLPack's numbers of the CPU and of CUDA devices."""
 NO_NESTED = "nested tensors are not supported; pass their values() and offsets() to flashcore.packed_attention"
 LEGACY_STREAM = 1
 """DLPack's number of CUDA's legacy default stream."""

@@ -14,6 +14,7 @@ NO_OUT_GRADIENTS = "out= cannot be combined with gradients; omit it, or call und
 NO_APPEND_GRADIENTS = "a cache has no backward pass; call this under torch.no_grad() or detach the tensors"
 NO_FORWARD_GRADIENTS = "attention has no forward-mode gradients; use reverse mode, as torch.func.vjp or backward()"
 NO_SECOND_GRADIENTS = "attention has no second-order gradients; detach what is differentiated twice, or use torch's own attention"
+NEGATED = "a tensor has torch's negative bit, whose memory holds other numbers than it; pass x.resolve_neg()"
 NO_GRADIENTS = "accumulate has no backward pass; use merge, call it under torch.no_grad() or detach its tensors"
 
 
@@ -159,6 +160,8 @@ class Torch(Framework):
         if tensor is None:
             return None
         torch, tensor = self.torch, tensor.detach()
+        if tensor.is_neg():
+            raise ValueError(NEGATED)
         narrow = tensor.is_floating_point() and tensor.element_size() == 1
         capsule = torch.utils.dlpack.to_dlpack(tensor.view(torch.uint8) if narrow else tensor)
         return (capsule, str(tensor.dtype).removeprefix("torch.")) if narrow else capsule

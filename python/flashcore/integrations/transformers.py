@@ -31,6 +31,7 @@ def register(name: str = NAME) -> None:
     AttentionInterface.register(f"paged|{name}", forward)
     AttentionMaskInterface.register(name, mask)
     _keep_from_hub(name)
+    _knows_chunks(name)
     _fits_every_model(name)
     _register_experts(name)
 
@@ -80,15 +81,28 @@ def _keep_from_hub(name: str) -> None:
     """transformers takes every name with "flash" in it for a kernel that it has to load first; ours is here already."""
     from transformers import modeling_utils
 
-    load = getattr(modeling_utils, "lazy_import_flash_attention", None)
-    if load is None or name in getattr(load, "names", ()):
+    _pass_over(modeling_utils, "lazy_import_flash_attention", name, None, lambda implementation=None: implementation)
+
+
+def _knows_chunks(name: str) -> None:
+    """It refuses to every such name chunks that are shorter than the keys; `mask` says them, and `forward` computes them."""
+    from transformers import masking_utils
+
+    of_config = lambda config=None: getattr(config, "_attn_implementation", None)
+    _pass_over(masking_utils, "is_flash_attention_requested", name, False, of_config)
+
+
+def _pass_over(module: Any, function: str, name: str, answer: Any, asked: Any) -> None:
+    """Lets a function of transformers, where there is one, answer so where `asked` finds our name in its first argument."""
+    others = getattr(module, function, None)
+    if others is None or name in getattr(others, "names", ()):
         return
 
-    def load_others(implementation: str | None, *args: Any, **kwargs: Any) -> Any:
-        return None if implementation == name else load(implementation, *args, **kwargs)
+    def answering(*args: Any, **kwargs: Any) -> Any:
+        return answer if asked(*args[:1]) == name else others(*args, **kwargs)
 
-    load_others.names = (*getattr(load, "names", ()), name)  # type: ignore[attr-defined]
-    modeling_utils.lazy_import_flash_attention = load_others
+    answering.names = (*getattr(others, "names", ()), name)  # type: ignore[attr-defined]
+    setattr(module, function, answering)
 
 
 def _fits_every_model(name: str) -> None:
