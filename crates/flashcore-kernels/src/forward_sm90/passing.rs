@@ -65,18 +65,23 @@ impl Consumer<'_> {
     /// The same for its values, once its keys have been counted, and for the turn to multiply them.
     pub(super) fn pass_over_values(&self, b: &mut Builder, one: Option<Pred>) {
         self.pass_over(b, one, |b| {
-            self.take_turn(b);
-            self.pass_turn(b);
+            if self.layout.turns.is_some() {
+                self.take_turn(b);
+                b.sync_warp();
+                self.pass_turn(b);
+            }
             self.values_before(b)
         });
     }
 
+    /// No product brings the lanes together: neither the turn nor the stage may come round again while some of them still wait.
     fn pass_over(&self, b: &mut Builder, one: Option<Pred>, stage: impl FnOnce(&mut Builder) -> Stage) {
         let Some(one) = one else { return };
         let one = b.uniform::<Warpgroup>(one);
         b.if_uniform(one, |b| {
             let stage = stage(b);
             stage.wait_full(b);
+            b.sync_warp();
             stage.release(b, self.leader);
         });
     }

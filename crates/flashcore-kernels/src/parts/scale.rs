@@ -1,6 +1,6 @@
 //! The scale of scores, and the softcap.
 
-use std::f32::consts::LOG2_E;
+use std::f32::consts::{LN_2, LOG2_E};
 
 use flashcore_core::Problem;
 use flashcore_tile::{Builder, Element, F32, Params, Reg};
@@ -71,13 +71,24 @@ impl Scale {
     }
 }
 
-/// `x = tanh (x / (2 · log₂ e))`, some units in the last place of 1 off: what the instruction for tangents is off changes
-/// weights and slopes as much as an unfused computation in f16 does, and slopes of scores near the cap have few bits left.
+/// Half of log 2: `tanh (x / (2 · log₂ e))` is about this times `x` near zero.
+const HALF_LN_2: f32 = LN_2 / 2.0;
+/// Sizes up to which that is nearer than a difference to 1, which loses digits of scores that are small beside the cap, and all
+/// of them where it is huge.
+const LINEAR_END: f32 = HALF_LN_2 / 64.0;
+
+/// `x = tanh (x / (2 · log₂ e))`, some units in the last place of 1 off, and 2⁻¹⁴ of itself at most: what the instruction for
+/// tangents is off changes weights and slopes as much as an unfused computation in f16 does, and slopes of scores near the cap
+/// have few bits left.
 fn tanh_of_power(b: &mut Builder, x: Reg<F32>) {
+    let near = b.let_(x * HALF_LN_2);
     b.exp2_into(x, x);
     b.add_to(x, 1.0);
     let inverse = b.rcp(x);
     b.fma_into(x, inverse, -2.0, 1.0);
+    // Not before: there are more registers for numbers than for conditions.
+    let size = b.abs(near);
+    b.select_into(x, size.lt(LINEAR_END), near, x);
 }
 
 /// Squares of arguments up to which a series is more exact than exponentials.

@@ -359,6 +359,8 @@ fn softcaps() -> Vec<Case> {
         case(50.0, Mask::window(32, 0), [1, 4, 2, 130, 130]),
         case(0.5, Mask::NONE, [1, 2, 2, 70, 130]),
         case(1e4, Mask::CAUSAL, [1, 2, 2, 70, 130]),
+        // Scores are a millionth of the cap.
+        case(1e6, Mask::CAUSAL, [1, 2, 2, 70, 130]),
         Case { inputs: Inputs::Peaked, ..case(15.0, Mask::CAUSAL, [1, 2, 2, 70, 130]) },
     ]
 }
