@@ -61,11 +61,12 @@ MOST_KEPT = 1 << 22
 
 def _watch(tensor: Any) -> Callable[[], bool] | None:
     """What says whether the tensor's values are still those of now; None where there is no telling."""
-    module, own = type(tensor).__module__, weakref.ref(tensor)
+    module = type(tensor).__module__
     if module.startswith("jax"):
         return lambda: True  # immutable
     if not module.startswith("torch"):
         return None
+    own = weakref.ref(tensor)
     if tensor.is_cpu:
         # Its memory may be somebody else's too, as NumPy's, whose writes no version counts.
         from torch import equal

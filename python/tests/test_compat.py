@@ -47,6 +47,25 @@ def test_sdpa_masks_are_torchs(dimensions, form):
     check_close(ours.double().numpy(), theirs.double().numpy(), "float32")
 
 
+@cases(made=["by torch", "by NumPy"], argument=["attn_mask", "key_mask"])
+def test_masks_may_change_between_calls(made, argument):
+    """Also by writes that torch's version of a tensor does not count."""
+    torch = need_torch()
+    numbers = np.ones((2, 12), bool)
+    mask = torch.from_numpy(numbers) if made == "by NumPy" else torch.ones(2, 12, dtype=torch.bool)
+    q = torch.tensor(normal(2, 2, 12, 16))
+    for used in (12, 5, 9):
+        if made == "by NumPy":
+            numbers[:] = np.arange(12) < used
+        else:
+            mask.data[:] = torch.arange(12) < used
+        if argument == "key_mask":
+            ours = flashcore.attention(q, q, q, key_mask=mask)
+        else:
+            ours = flashcore.scaled_dot_product_attention(q, q, q, mask.view(2, 1, 1, 12))
+        check_close(ours.numpy(), flashcore.attention(q[:, :, :], q[:, :, :used], q[:, :, :used]).numpy(), "float32")
+
+
 @cases(shape=[(2, 20), (3, 2, 20), (2, 3, 2, 20), (2, 1, 3, 2, 20)], order=["dense", "turned", "torn"])
 def test_sdpa_of_any_dimensions(shape, order):
     """Every number of dimensions is that many calls with four, whatever the strides."""

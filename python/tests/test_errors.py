@@ -68,6 +68,15 @@ MISTAKES = {
     "foreign device": (lambda: flashcore.attention(Odd(), Q, Q, out=Q.copy()), ValueError, "DLPack type 10"),
     "layout by number": (lambda: flashcore.attention(Q, Q, Q, layout=4), TypeError, "layout is 4, which is not a string; pass"),
     "many causals": (lambda: flashcore.attention(Q, Q, Q, causal=KEEP), TypeError, "which is not a bool; pass True or False"),
+    "mask that is added": (lambda: flashcore.attention(Q, Q, Q, key_mask=Q[0, 0]), TypeError, "key_mask is float32; pass bool, or numbers"),
+    "mask of integers": (
+        lambda: flashcore.scaled_dot_product_attention(Q, Q, Q, np.ones((8, 8), "int64")), TypeError, "attn_mask is int64; pass bool"
+    ),
+    "padding below zero": (lambda: cached(cache_leftpad=np.array([0, -1], "int32")), ValueError, "cache_leftpad has -1; pass 0 or more"),
+    "positions behind tables": (
+        lambda: cached(k=Q, v=Q, rotary_cos=Q[0, 0, :2, :2], rotary_sin=Q[0, 0, :2, :2]), ValueError,
+        "rotary_sin have 2 positions but the cache "
+    ),
     "mask by text": (lambda: flashcore.attention(Q, Q, Q, key_mask="1"), TypeError, "key_mask is <U1; pass bool"),
     "nothing to merge": (lambda: flashcore.merge(None, Q), TypeError, "parts is None, which is not a sequence"),
     "factors": (lambda: flashcore.attention(Q, Q, Q, factors=2.0), ValueError, "pass three factors"),

@@ -41,6 +41,15 @@ def test_compile_in_one_graph(name, device):
         torch.testing.assert_close(compiled(*tensors), call(*tensors))
 
 
+def test_numbers_that_torch_has_yet_to_negate_are_refused():
+    torch = need_torch()
+    lazy = torch.randn(2, 4, 10, 1, dtype=torch.complex64).conj().imag
+    assert lazy.is_neg()
+    for call in (lambda x: flashcore.attention(x, x, x), lambda x: flashcore.attention(x.clone(), x.clone(), x.clone(), out=x)):
+        with raises(ValueError, "negative bit.*resolve_neg"):
+            call(lazy)
+
+
 def test_operator_is_sound():
     """The fake implementation agrees with the real one in shapes, strides and types."""
     torch = need_torch()

@@ -22,6 +22,7 @@ MODELS = {
     "mistral": SMALL | dict(sliding_window=8),
     "gemma2": SMALL | WINDOW | dict(query_pre_attn_scalar=16),
     "gemma3_text": SMALL | WINDOW | dict(query_pre_attn_scalar=16),
+    "llama4_text": SMALL | dict(head_dim=16, attention_chunk_size=8, intermediate_size_mlp=96, num_local_experts=2),
     "gpt_oss": SMALL | WINDOW | dict(num_local_experts=4, num_experts_per_tok=2),
     "qwen3_moe": SMALL | EXPERTS | dict(head_dim=16, num_experts=4),
     "phi3": SMALL,
