@@ -139,7 +139,8 @@ def attention(
                     return result
             tried = options is not None
         if "float" in str(getattr(key_mask, "dtype", "")):
-            raise TypeError(f"key_mask is {key_mask.dtype}; pass bool, or numbers to add to scores to scaled_dot_product_attention")
+            instead = "pass bool, or numbers to add to scores to scaled_dot_product_attention"
+            raise TypeError(f"key_mask is {key_mask.dtype}; {instead}")
         options = _options.options(causal, window, scale, softcap, layout, batch_invariant=batch_invariant, dropout=dropout)
         seed = seed_of(q, k, v, dropout_seed) if dropout else None
         given = (sinks, key_lengths, query_lengths, key_mask, page_table, factors, seed)

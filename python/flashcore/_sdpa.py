@@ -30,12 +30,13 @@ def scaled_dot_product_attention(
     """``torch.nn.functional.scaled_dot_product_attention``, same signature and meaning, for tensors of any framework.
 
     With ``is_causal`` the first query is aligned with the first key, as in PyTorch. ``attn_mask`` may be anything that
-    broadcasts to batch x heads x queries x keys, bool or numbers to add to scores. Its values are read on the host once,
-    to find out whether it is padding, causal or a window, which are much faster. ``dropout_seed`` is `attention`'s:
-    torch's generator draws one if it is None; other frameworks need one. A learned mask (``requires_grad``) gets
-    its gradient from torch's own function, which then computes the whole call, and a warning says so. Rows that see no key
-    are zeros, also where the mask is padding, causal or a window by the least finite number instead of minus infinity. Any number of batch dimensions may precede the heads: tensors are viewed as batch x heads x sequence x
-    dim if their strides allow it, and copied otherwise. They are not broadcast, and ``scale`` must be positive.
+    broadcasts to batch x heads x queries x keys, bool or numbers to add to scores. Its values are read on the host once, to
+    find out whether it is padding, causal or a window, which are much faster. ``dropout_seed`` is `attention`'s: torch's
+    generator draws one if it is None; other frameworks need one. A learned mask (``requires_grad``) gets its gradient from
+    torch's own function, which then computes the whole call, and a warning says so. Rows that see no key are zeros, also
+    where the mask is padding, causal or a window by the least finite number instead of minus infinity. Any number of batch
+    dimensions may precede the heads: tensors are viewed as batch x heads x sequence x dim if their strides allow it, and
+    copied otherwise. They are not broadcast, and ``scale`` must be positive.
 
     >>> import numpy
     >>> q = numpy.ones((2, 4, 16, 8), "float32")
