@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from . import _native
@@ -30,7 +31,11 @@ __all__ = ["Finding", "Findings", "Result", "TensorMap", "kernels", "run", "trit
 _ELEMENTS = {
     "uint8": "u8", "int8": "s8", "uint16": "u16", "int16": "s16", "uint32": "u32", "int32": "s32",
     "uint64": "u64", "int64": "s64", "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64",
+    # Booleans, and what files make of numbers that NumPy has no name for.
+    "bool": "u8", "void8": "u8", "void16": "bf16",
 }  # fmt: skip
+# Types that other libraries add to NumPy, such as ml_dtypes' float8, by their size.
+_ADDED = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 # How numbers become the bytes of a parameter, by its type and size.
 _FLOATS = {2: "<e", 4: "<f", 8: "<d"}
 
@@ -168,15 +173,22 @@ def run(
     if len(params) != len(args):
         raise ValueError(f"`{named[0]['name']}` has {len(params)} parameters, but {len(args)} arguments were given")
     labels = [f"argument {at} ({called})" for at, called in enumerate(names or [param["name"] for param in params])]
+    if len(labels) != len(params):
+        raise ValueError(f"`{named[0]['name']}` has {len(params)} parameters, but {len(labels)} names were given")
     launch = {
         "entry": named[0]["name"],
-        "grid": _triple(grid),
-        "block": None if block is None else _triple(block),
-        "cluster": None if cluster is None else _triple(cluster),
-        "smem": smem,
+        "grid": _triple(grid, "grid"),
+        "block": None if block is None else _triple(block, "block"),
+        "cluster": None if cluster is None else _triple(cluster, "cluster"),
+        "smem": _whole(smem, "smem", 32),
         "args": [arrays.argument(*each) for each in zip(args, params, labels, strict=True)],
     }
-    how = {"schedule": schedule, "seed": seed, "check": check, "max_steps": max_steps}
+    how = {
+        "schedule": None if schedule is None else str(schedule),
+        "seed": _whole(seed, "seed", 64),
+        "check": str(check),
+        "max_steps": None if max_steps is None else _whole(max_steps, "max_steps", 64),
+    }
     request = {"ptx": ptx, "name": name, "arrays": arrays.described, "launches": [launch], "how": how}
     answer, contents = _native.simulate(json.dumps(request), arrays.contents())
     result = _result(json.loads(answer)[0])
@@ -185,8 +197,26 @@ def run(
     return result
 
 
-def _triple(value: int | Sequence[int]) -> list[int]:
-    return [value] if isinstance(value, int) else [int(extent) for extent in value]
+def _whole(value: Any, what: str, bits: int) -> int:
+    """A number that is not negative and fits in that many bits."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"`{what}` is {value!r}; pass a whole number") from None
+    if not 0 <= number < 1 << bits:
+        raise ValueError(f"`{what}` is {number}; pass a number from 0 to {(1 << bits) - 1}")
+    return number
+
+
+def _wholes(values: Any, what: str, bits: int) -> list[int]:
+    if not isinstance(values, Iterable):
+        raise TypeError(f"`{what}` is {values!r}; pass whole numbers")
+    return [_whole(value, what, bits) for value in values]
+
+
+def _triple(value: int | Sequence[int], what: str) -> list[int]:
+    extents = value if isinstance(value, Sequence) or getattr(value, "ndim", 0) else [value]
+    return _wholes(extents, what, 32)
 
 
 def _result(told: dict[str, Any]) -> Result:
@@ -216,14 +246,19 @@ class _Arrays:
         self._given: list[Any] = []
 
     def argument(self, arg: Any, param: dict[str, Any], label: str) -> dict[str, Any]:
-        """An argument as the simulator takes it."""
+        """An argument as the simulator takes it; what is wrong with it is said with its name."""
+        try:
+            return self._argument(arg, param, label)
+        except TypeError as error:
+            raise TypeError(f"{label}: {error}") from None
+        except ValueError as error:
+            raise ValueError(f"{label}: {error}") from None
+
+    def _argument(self, arg: Any, param: dict[str, Any], label: str) -> dict[str, Any]:
         if isinstance(arg, tuple):
             return {"struct": [self._member(member, label) for member in arg]}
         if isinstance(arg, TensorMap):
-            settings = {"box": arg.box, "swizzle": arg.swizzle, "element": arg.element}
-            settings |= {"dims": arg.dims, "strides": arg.strides}
-            kept = {key: value for key, value in settings.items() if value is not None}
-            return {"tensormap": {"array": self._named(arg.array, True, label)} | kept}
+            return {"tensormap": {"array": self._named(arg.array, True, label)} | _settings(arg)}
         if isinstance(arg, unwritten):
             return {"array": self._named(arg.array, False, label)}
         if arg is None or isinstance(arg, bytes):
@@ -235,14 +270,14 @@ class _Arrays:
     def _member(self, member: Any, label: str) -> dict[str, Any]:
         """A member of a struct; a number must say its own type, since no parameter does."""
         if getattr(member, "shape", None) == ():
-            content = member.tobytes()
+            content = _content(member)
             wide = {4: "u32", 8: "u64"}.get(len(content))
             if wide:
                 return {wide: int.from_bytes(content, "little")}
             if len(content) == 1:
                 return {"bytes": content.hex()}
         elif not isinstance(member, (int, float)):
-            return self.argument(member, {"type": "b64", "bytes": 8}, label)
+            return self._argument(member, {"type": "b64", "bytes": 8}, label)
         raise TypeError(
             f"{member!r} cannot be a member of a struct: write numpy.int32(…), or bytes with the padding before them"
         )
@@ -254,9 +289,11 @@ class _Arrays:
             if given is array:
                 return str(at)
         view = numpy.asarray(array)
-        element = _ELEMENTS.get(view.dtype.name, {1: "u8", 2: "u16", 4: "u32", 8: "u64"}.get(view.dtype.itemsize))
-        if element is None or not view.flags.c_contiguous or not numpy.shares_memory(view, numpy.asarray(array)):
-            raise TypeError(f"an array of {view.dtype} cannot be bound; pass a C-contiguous one of a plain type")
+        element = _element(view.dtype)
+        if not view.flags.c_contiguous:
+            raise TypeError("the array is not C-contiguous; pass numpy.ascontiguousarray of it")
+        if view.size and not numpy.shares_memory(view, numpy.asarray(array)):
+            raise TypeError(f"{type(array).__name__} does not give NumPy its own memory; pass a NumPy array")
         name = str(len(self._given))
         facts = {"element": element, "shape": list(view.shape), "initialised": initialised}
         self.described.append({"name": name, "label": label} | facts)
@@ -270,10 +307,46 @@ class _Arrays:
 
     def store(self, contents: list[bytes]) -> None:
         """Puts results where the arrays lie; those that did not change may be read-only."""
-        for view, content in zip(self._views, contents, strict=True):
-            if view.tobytes() != content:
-                flat = view.reshape(-1).view("uint8")
-                flat[:] = memoryview(content)
+        arrays = zip(self._views, contents, self.described, strict=True)
+        changed = [each for each in arrays if each[0].tobytes() != each[1]]
+        for view, _, about in changed:
+            if not view.flags.writeable:
+                raise ValueError(f"{about['label']}: the kernel wrote to this array, which is read-only; pass a copy")
+        for view, content, _ in changed:
+            flat = view.reshape(-1).view("uint8")
+            flat[:] = memoryview(content)
+
+
+def _element(dtype: Any) -> str:
+    """What the simulator calls the elements of an array."""
+    if not dtype.isnative:
+        raise TypeError(f"elements of type {dtype.str} are big-endian; pass x.astype(x.dtype.newbyteorder('='))")
+    # User-defined types are numbers; NumPy's own that have no name here are not: objects, text, dates, records.
+    element = _ADDED.get(dtype.itemsize) if dtype.isbuiltin == 2 else None
+    element = _ELEMENTS.get(dtype.name, element)
+    if element is None or dtype.names is not None:
+        names = ", ".join(name for name in _ELEMENTS if not name.startswith("void"))
+        raise TypeError(f"elements of type {dtype} cannot be bound; convert to one of: {names}")
+    return element
+
+
+def _settings(tensor_map: TensorMap) -> dict[str, Any]:
+    """What a tensor map says besides its array."""
+    settings: dict[str, Any] = {
+        key: _wholes(getattr(tensor_map, key), key, 64)
+        for key in ("box", "dims", "strides")
+        if getattr(tensor_map, key) is not None
+    }
+    if tensor_map.element is not None:
+        settings["element"] = str(tensor_map.element)
+    return settings | {"swizzle": _whole(tensor_map.swizzle, "swizzle", 64)}
+
+
+def _content(value: Any) -> bytes:
+    """The bytes of a number that has NumPy's type."""
+    if getattr(value.dtype, "isbuiltin", None) is not None:
+        _element(value.dtype)
+    return value.tobytes()
 
 
 def _number(value: Any, param: dict[str, Any]) -> bytes:
@@ -282,14 +355,17 @@ def _number(value: Any, param: dict[str, Any]) -> bytes:
     if hasattr(value, "dtype"):
         if value.dtype.itemsize != size:
             raise ValueError(f"a {value.dtype} was given for a parameter of {size} bytes")
-        return value.tobytes()
+        return _content(value)
     kind = param["type"]
     if not isinstance(value, (int, float)):
         raise TypeError(f"{value!r} was given for a parameter of type {kind}; pass a number, an array, bytes or None")
     if kind.startswith("f") or (kind.startswith("b") and isinstance(value, float)):
         if size not in _FLOATS:
             raise ValueError(f"{value!r} was given for a parameter of {size} bytes")
-        return struct.pack(_FLOATS[size], float(value))
+        try:
+            return struct.pack(_FLOATS[size], float(value))
+        except OverflowError:
+            raise ValueError(f"{value!r} does not fit in a parameter of type {kind}") from None
     if isinstance(value, float):
         raise TypeError(f"{value!r} was given for a parameter of type {kind}; pass a whole number")
     if not -(1 << (8 * size - 1)) <= value < 1 << (8 * size):

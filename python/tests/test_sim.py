@@ -120,6 +120,115 @@ def test_arguments_are_checked():
         sim.run(REVERSE.replace("BARRIER", ""), 1, 64, [], entry="forward")
 
 
+COPY = """
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry copy(.param .u64 pin, .param .u64 pout)
+{
+    .reg .b32 %t; .reg .b64 %in, %out, %o;
+    mov.u32 %t, %tid.x; mul.wide.u32 %o, %t, 4;
+    ld.param.u64 %in, [pin]; add.u64 %in, %in, %o; ld.global.b32 %t, [%in];
+    ld.param.u64 %out, [pout]; add.u64 %out, %out, %o; st.global.b32 [%out], %t;
+    ret;
+}
+"""
+SETTINGS = """
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry settings(.param .align 64 .b8 map[128], .param .f32 scale, .param .u32 count) { ret; }
+"""
+
+
+def test_arrays_that_kernels_do_not_take_are_refused():
+    x, y = np.arange(32, dtype=np.uint32), np.zeros(32, np.uint32)
+    for wrong in (x.astype(">u4"), *(np.zeros(32, kind) for kind in ("O", "S4", "V4", "M8[s]", "c8", "c16", "i2,i2"))):
+        for args, at in (([wrong, y], 0), ([x, wrong], 1)):
+            words = f"^argument {at} .*elements of type .*(astype|convert to one of)"
+            with pytest.raises(TypeError, match=words):
+                sim.run(COPY, 1, 32, args)
+    with pytest.raises(TypeError, match="argument 1 .*C-contiguous"):
+        sim.run(COPY, 1, 32, [x, np.zeros((32, 2), np.uint32)[:, 0]])
+    for kind in ("?", "V1", "V2", "i1", "f2", "u8"):
+        sim.run(COPY, 1, 4, [np.zeros(64, kind), y]).require_clean()
+
+
+def test_types_of_ml_dtypes_are_bound():
+    types = pytest.importorskip("ml_dtypes")
+    x, y = np.arange(64).astype(types.bfloat16), np.zeros(64, types.float8_e4m3fn)
+    sim.run(COPY, 1, 16, [x, y]).require_clean()
+    assert y.tobytes() == x.tobytes()[:64]
+
+
+def test_numbers_that_are_no_numbers_are_refused():
+    x = np.zeros((8, 16), np.float32)
+    for wrong in (np.array(1.5, ">f4"), np.array(None), np.array("a")):
+        with pytest.raises((TypeError, ValueError), match="^argument 1 "):
+            sim.run(SETTINGS, 1, 1, [sim.TensorMap(x, box=[16, 8]), wrong, 1])
+
+
+def test_an_empty_array_is_bound():
+    y = np.zeros(32, np.uint32)
+    (finding,) = sim.run(COPY, 1, 32, [np.zeros((32, 0), np.uint32), y]).errors
+    assert finding.kind == "OutOfBounds" and "of argument 0 (pin), which has 0" in finding.message
+
+
+def test_a_read_only_array_may_be_read():
+    x, y = np.arange(32, dtype=np.uint32), np.zeros(32, np.uint32)
+    x.setflags(write=False)
+    sim.run(COPY, 1, 32, [x, y]).require_clean()
+    np.testing.assert_array_equal(y, x)
+    x, y = y + 1, x
+    with pytest.raises(ValueError, match=r"argument 1 \(pout\): the kernel wrote to this array, which is read-only"):
+        sim.run(COPY, 1, 32, [x, y])
+
+
+def test_messages_name_what_is_wrong():
+    x, y = np.zeros(32, np.uint32), np.zeros(32, np.uint32)
+    for how, kind in (
+        ({"grid": -1}, ValueError),
+        ({"grid": 1.5}, TypeError),
+        ({"grid": (1, "2")}, TypeError),
+        ({"block": 1 << 40}, ValueError),
+        ({"cluster": (1, -2)}, ValueError),
+        ({"smem": -1}, ValueError),
+        ({"smem": 1 << 70}, ValueError),
+        ({"seed": -1}, ValueError),
+        ({"max_steps": -1}, ValueError),
+        ({"max_steps": 1e3}, TypeError),
+    ):
+        (name,) = how
+        with pytest.raises(kind, match=f"^`{name}` is "):
+            sim.run(COPY, **({"grid": 1, "block": 32, "args": [x, y]} | how))
+    with pytest.raises(ValueError, match="2 parameters, but 1 names"):
+        sim.run(COPY, 1, 32, [x, y], names=["x"])
+    with pytest.raises(ValueError, match="`3` is not a schedule"):
+        sim.run(COPY, 1, 32, [x, y], schedule=3)
+    sim.run(COPY, np.int64(1), np.array([32, 1]), [x, y], smem=np.int32(0)).require_clean()
+
+
+def test_messages_name_the_argument():
+    x = np.zeros((8, 16), np.float32)
+    for more, kind in (
+        ({"box": [-1, 8]}, ValueError),
+        ({"box": 16}, TypeError),
+        ({"strides": [10**30]}, ValueError),
+        ({"dims": [1.5, 8]}, TypeError),
+        ({"swizzle": -1}, ValueError),
+    ):
+        (name,) = more
+        with pytest.raises(kind, match=rf"^argument 0 \(map\): `{name}` is "):
+            sim.run(SETTINGS, 1, 1, [sim.TensorMap(x, **{"box": [16, 8]} | more), 1.0, 1])
+    whole = sim.TensorMap(x, box=np.array([16, 8]), swizzle=np.int64(0))
+    sim.run(SETTINGS, 1, 1, [whole, 1.0, 1]).require_clean()
+    for scale in (1e300, 10**400):
+        with pytest.raises(ValueError, match=r"^argument 1 \(scale\): .* does not fit in a parameter of type f32"):
+            sim.run(SETTINGS, 1, 1, [whole, scale, 1])
+    with pytest.raises(TypeError, match=r"^argument 2 \(count\): .*pass a whole number"):
+        sim.run(SETTINGS, 1, 1, [whole, 1.0, 1.5])
+
+
 ENDLESS = """
 .version 8.0
 .target sm_90

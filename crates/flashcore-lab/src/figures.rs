@@ -7,7 +7,7 @@ use crate::{
     bootstrap::{self, Interval},
     record::{Measurement, Record, Stretch},
     stats::median,
-    task::Task,
+    task::{Task, TaskSpec},
 };
 
 /// How much the first competitor may differ from itself before the figures are doubted.
@@ -101,11 +101,16 @@ impl Record {
         bootstrap::ratio(&measurement.units(&self.protocol), &other.units(&self.protocol))
     }
 
-    /// What makes figures doubtful: a first competitor that was not the same when it came again, more than the device
-    /// can do.
+    /// What makes figures doubtful: problems without any work, a first competitor that was not the same when it came
+    /// again, more than the device can do.
     pub fn doubts(&self) -> Vec<String> {
+        let mut tasks: Vec<_> =
+            self.measurements.iter().filter(|m| !m.stretches.is_empty()).map(|m| &m.task).collect();
+        tasks.dedup();
         let drifts = self.measurements.iter().flat_map(|measurement| self.drift(measurement));
-        drifts.chain(self.figures(None).iter().filter_map(beyond_roof)).collect()
+        let figures = self.figures(None);
+        let roofs = figures.iter().filter_map(beyond_roof);
+        tasks.into_iter().filter_map(without_work).chain(drifts).chain(roofs).collect()
     }
 
     fn drift(&self, measurement: &Measurement) -> Vec<String> {
@@ -127,6 +132,11 @@ impl Record {
         };
         pairs.into_iter().filter_map(say).collect()
     }
+}
+
+fn without_work(task: &TaskSpec) -> Option<String> {
+    let empty = Task::parse(task.clone()).ok()?.flops() == 0.0;
+    empty.then(|| format!("{task} has nothing to compute: times and ratios are those of calls alone"))
 }
 
 fn beyond_roof(figures: &Figures) -> Option<String> {

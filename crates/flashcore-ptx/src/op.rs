@@ -20,7 +20,7 @@ named! {
         Selp "selp", Set "set", Setp "setp", Slct "slct",
         Cvt "cvt", CvtPack "cvt.pack", Cvta "cvta", Getctarank "getctarank", Isspacep "isspacep", Mapa "mapa", Mov "mov",
         Applypriority "applypriority", Atom "atom", Createpolicy "createpolicy", Discard "discard", Ld "ld", Ldmatrix "ldmatrix",
-        Prefetch "prefetch", Red "red", RedAsync "red.async",
+        Prefetch "prefetch", Prefetchu "prefetchu", Red "red", RedAsync "red.async",
         St "st", StAsync "st.async", Stmatrix "stmatrix",
         CpAsync "cp.async", CpAsyncCommitGroup "cp.async.commit_group", CpAsyncWaitGroup "cp.async.wait_group",
         CpAsyncWaitAll "cp.async.wait_all", CpAsyncMbarrierArrive "cp.async.mbarrier.arrive",
@@ -104,7 +104,7 @@ modifiers! {
     L2CacheHint "L2::cache_hint", L2B64 "L2::64B", L2B128 "L2::128B", L2B256 "L2::256B",
     Fractional "fractional", Range "range", Tensormap "tensormap",
     // vectors
-    V2 "v2", V4 "v4", X1 "x1", X2 "x2", X4 "x4", Trans "trans",
+    V2 "v2", V4 "v4", V8 "v8", X1 "x1", X2 "x2", X4 "x4", Trans "trans",
     // asynchronous copies
     Read "read", BulkGroup "bulk_group", CompleteTxBytes "mbarrier::complete_tx::bytes",
     MulticastCluster "multicast::cluster", Tile "tile", D1 "1d", D2 "2d", D3 "3d", D4 "4d", D5 "5d",

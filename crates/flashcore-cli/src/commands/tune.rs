@@ -168,12 +168,21 @@ impl Flags {
             let best = results.iter().map(|result| ("best", Text::from(&result.best.kernel)));
             let early = results.iter().any(|result| !result.complete);
             let early = early.then(|| ("note", faint("ended before all candidates were tried")));
-            let kept =
-                [("table", format!("{table}: {added} rows from this search").into()), ("log", log.into())];
+            let kept = [("table", kept(&table, added, self.out.exists()).into()), ("log", log.into())];
             let ending = stopped.then(|| ("result", bad("STOPPED; run the same command to resume")));
             let facts = best.chain(early).chain(kept).chain(ending);
             Page::default().headed(&heading, results.iter().map(row)).facts(facts)
         })
+    }
+}
+
+/// What became of the table; a search that finds nothing better leaves it alone, or does not make one.
+fn kept(table: &str, added: usize, exists: bool) -> String {
+    match (added, exists) {
+        (0, false) => "no table written: nothing better was found".to_owned(),
+        (0, true) => format!("{table}: unchanged, nothing better was found"),
+        (1, _) => format!("{table}: 1 row from this search"),
+        (_, _) => format!("{table}: {added} rows from this search"),
     }
 }
 

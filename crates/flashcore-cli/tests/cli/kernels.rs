@@ -65,6 +65,14 @@ fn people_get_the_same() {
 }
 
 #[test]
+fn an_empty_problem_has_no_launch() {
+    let ended = without_tools("inspect --gpu sm_90 --shape 0x1x1x1");
+    assert!(ended.code == 0 && ended.stdout.contains("nothing to compute"), "{}", ended.stdout);
+    let json = without_tools("inspect --gpu sm_90 --shape 0x1x1x1 --json").json();
+    assert!(json["kernel"].is_string() && json["launch"].is_null(), "{json}");
+}
+
+#[test]
 fn ptx_is_printed_alone() {
     let ended = without_tools("inspect --gpu sm_80 --ptx");
     assert!(ended.stdout.trim_start().starts_with(".version"), "{:.200}", ended.stdout);

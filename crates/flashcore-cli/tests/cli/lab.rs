@@ -123,6 +123,18 @@ fn built_from() -> Option<String> {
 }
 
 #[test]
+fn bench_says_that_there_is_nothing_to_compute() {
+    let place = Workplace::new();
+    for (shape, empty) in [("1x4x0x64", true), ("1x4x8x64", false)] {
+        let flags = "--backend cpu --peers naive --no-roofline --seconds 0.01 --json";
+        let json = place.run(&format!("bench --shape {shape} {flags}")).json();
+        let warned = json["warnings"].as_array().unwrap().iter().filter_map(Value::as_str);
+        let about = warned.filter(|text| text.contains("has nothing to compute")).count();
+        assert_eq!(about, usize::from(empty), "{json}");
+    }
+}
+
+#[test]
 fn bench_has_modes_suites_and_a_page() {
     let place = Workplace::new();
     let modes = ["--mode interleaved --rounds 3", "--cold", "--threads 1 --graph --causal"];

@@ -257,6 +257,9 @@ fn a_script_runs_several_launches_on_the_same_arrays() {
         script(&format!(", {}", r#"{"entry": "affine", "grid": [1], "args": []}"#)).as_bytes(),
     );
     expect(&place.run("sim --script op.json --force"), 2, "0 arguments for 2 parameters");
+    let more = r#", {"entry": "affine", "grid": [1], "args": [{"array": "x"}, {"array": "z"}]}"#;
+    place.write("op.json", script(more).as_bytes());
+    expect(&place.run("sim --script op.json --force"), 2, "argument 1: there is no array `z`");
     place.write("op.json", b"{\"ptx\": 1}");
     expect(&place.run("sim --script op.json"), 2, "op.json: invalid type");
 }

@@ -47,6 +47,16 @@ fn what_tune_finds_is_used_where_it_is_named() {
 }
 
 #[test]
+fn a_search_that_finds_nothing_better_says_so() {
+    let place = Workplace::new();
+    let search = format!("{SEARCH} --candidates 1");
+    expect(&place.run(&search), 0, "no table written");
+    assert!(!place.path("tuned.json").exists());
+    assert!(tuned(&place, "--candidates 30")["row"].is_array(), "a table");
+    expect(&place.run(&format!("{search} --fresh")), 0, "tuned.json: unchanged");
+}
+
+#[test]
 #[cfg(unix)]
 fn stopped_it_answers_and_goes_on_later() {
     let place = Workplace::new();

@@ -54,15 +54,31 @@ fn reorder(op: Op, mods: &mut [Mod]) {
                 _ => 0,
             });
         }
+        Op::Cvt if mods.contains(&Mod::Satfinite) => mods.sort_by_key(|modifier| match modifier {
+            Mod::Type(_) => 3,
+            Mod::Relu => 2,
+            Mod::Satfinite => 1,
+            _ => 0,
+        }),
         Op::Fma => mods.sort_by_key(|modifier| modifier.as_type().is_some()),
         Op::MbarrierExpectTx | Op::MbarrierCompleteTx => mods.sort_by_key(|modifier| match modifier {
             Mod::Relaxed => 0,
             Mod::Cta | Mod::Cluster => 1,
             _ => 2,
         }),
-        Op::Atom | Op::Red | Op::Ld | Op::St => mods.sort_by_key(|modifier| match modifier {
+        Op::Atom | Op::Red => mods.sort_by_key(|modifier| match modifier {
+            Mod::Relaxed | Mod::Acquire | Mod::Release | Mod::AcqRel => 0,
+            Mod::Cta | Mod::Cluster | Mod::Gpu | Mod::Sys => 1,
+            Mod::Global | Mod::Shared | Mod::SharedCta | Mod::SharedCluster => 2,
+            Mod::Noftz => 4,
+            Mod::L2CacheHint => 5,
+            Mod::V2 | Mod::V4 | Mod::V8 => 6,
+            Mod::Type(_) => 7,
+            _ => 3,
+        }),
+        Op::Ld | Op::St => mods.sort_by_key(|modifier| match modifier {
             Mod::Mmio => 0,
-            Mod::Weak | Mod::Volatile | Mod::Relaxed | Mod::Acquire | Mod::Release | Mod::AcqRel => 0,
+            Mod::Weak | Mod::Volatile | Mod::Relaxed | Mod::Acquire | Mod::Release => 0,
             Mod::Cta | Mod::Cluster | Mod::Gpu | Mod::Sys => 1,
             Mod::Global | Mod::Shared | Mod::SharedCta | Mod::SharedCluster | Mod::Local => 2,
             _ => 3,

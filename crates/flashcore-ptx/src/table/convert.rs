@@ -64,7 +64,14 @@ pub(super) const CONVERT: &[Row] = &[
     cvt(&[one(&[Rn, Rz]), one(&[Relu]), t(&[F16]), u(&[F32])], &[d(T), s(U)]),
     cvt(&[one(&[Rn, Rz]), opt(&[Relu]), t(&[Bf16]), u(&[F32])], &[d(T), s(U)]).since_sm80(),
     cvt(&[one(&[Rn, Rz]), opt(&[Relu]), t(&[F16x2, Bf16x2]), u(&[F32])], &[d(T), s(U), s(U)]).since_sm80(),
-    cvt(&[one(&[Rn, Rz]), one(&[Satfinite]), t(&[F16x2, Bf16x2]), u(&[F32])], &[d(T), s(U), s(U)])
+    cvt(
+        &[one(&[Rn, Rz]), one(&[Satfinite]), opt(&[Relu]), t(&[F16x2, Bf16x2]), u(&[F32])],
+        &[d(T), s(U), s(U)],
+    )
+    .since(Sm80, V8_1),
+    cvt(&[one(&[Rn, Rz]), one(&[Satfinite]), opt(&[Relu]), t(&[F16]), u(&[F32])], &[d(T), s(U)])
+        .since(Sm75, V8_1),
+    cvt(&[one(&[Rn, Rz]), one(&[Satfinite]), opt(&[Relu]), t(&[Bf16]), u(&[F32])], &[d(T), s(U)])
         .since(Sm80, V8_1),
     cvt(&[one(&[Rna]), t(&[Tf32]), u(&[F32])], &[d(T), s(U)]).since_sm80(),
     cvt(&[one(&[Rn, Rz]), opt(&[Relu]), t(&[Tf32]), u(&[F32])], &[d(T), s(U)]).since(Sm90, V7_8),

@@ -99,6 +99,13 @@ struct Misfit {
     wanted: Option<&'static Slot>,
 }
 
+impl Misfit {
+    /// What the row expects, each alternative in words.
+    fn words(&self) -> Vec<String> {
+        self.wanted.map_or_else(|| vec!["nothing".into()], Slot::words)
+    }
+}
+
 /// The row of `inst` with its variables bound.
 pub fn form_of(inst: &Inst) -> Result<Form, FormError> {
     if let Some(guard) = inst.guard.filter(|g| g.reg.ty != ScalarType::Pred) {
@@ -118,7 +125,26 @@ fn best_error(inst: &Inst) -> FormError {
             Ok(_) | Err(_) => {}
         }
     }
-    best.unwrap_or_else(|| modifier_error(inst.op, &inst.mods, 0, "nothing known".into()))
+    match best {
+        Some(FormError::Modifiers { matched, .. }) => misfit_error(inst, &matched),
+        Some(error) => error,
+        None => modifier_error(inst.op, &inst.mods, 0, "nothing known".into()),
+    }
+}
+
+/// What all rows that fit up to `matched` expect behind it.
+fn misfit_error(inst: &Inst, matched: &str) -> FormError {
+    let misfits = rows_of(inst.op).iter().filter_map(|row| Form::fit(row, &inst.mods).err());
+    let furthest: Vec<Misfit> =
+        misfits.filter(|misfit| dotted(&inst.mods[..misfit.matched]) == matched).collect();
+    let mut words: Vec<String> = Vec::new();
+    for word in furthest.iter().flat_map(Misfit::words) {
+        if !words.contains(&word) {
+            words.push(word);
+        }
+    }
+    let count = furthest.first().map_or(0, |misfit| misfit.matched);
+    modifier_error(inst.op, &inst.mods, count, words.join(" or "))
 }
 
 impl FormError {
@@ -190,16 +216,15 @@ impl Slot {
         }
     }
 
-    fn describe(&self) -> String {
-        let list =
-            |words: Vec<String>| words.iter().map(|w| format!("`.{w}`")).collect::<Vec<_>>().join(" or ");
+    /// What it takes, each alternative in words.
+    fn words(&self) -> Vec<String> {
         match self {
             Self::One(choices) | Self::Opt(choices) | Self::OptPair(_, choices) => {
-                list(choices.iter().map(ToString::to_string).collect())
+                choices.iter().map(|modifier| format!("`.{modifier}`")).collect()
             }
-            Self::Type(_, types) => list(types.iter().map(ToString::to_string).collect()),
-            Self::WgmmaShape(k) => format!("`.m64nNk{k}` with N = 8, 16, … 256"),
-            Self::WgmmaByteShape(k) => format!("`.m64nNk{k}` with N = 8, 16, 24, 32, 48, … 256"),
+            Self::Type(_, types) => types.iter().map(|ty| format!("`.{ty}`")).collect(),
+            Self::WgmmaShape(k) => vec![format!("`.m64nNk{k}` with N = 8, 16, … 256")],
+            Self::WgmmaByteShape(k) => vec![format!("`.m64nNk{k}` with N = 8, 16, 24, 32, 48, … 256")],
         }
     }
 }
@@ -207,10 +232,8 @@ impl Slot {
 impl Form {
     /// Matches the modifiers against the row's slots, in order.
     pub fn bind(row: &'static Row, mods: &[Mod]) -> Result<Self, FormError> {
-        Self::fit(row, mods).map_err(|Misfit { matched, wanted }| {
-            let expected = wanted.map_or_else(|| "nothing".into(), Slot::describe);
-            modifier_error(row.op, mods, matched, expected)
-        })
+        Self::fit(row, mods)
+            .map_err(|misfit| modifier_error(row.op, mods, misfit.matched, misfit.words().join(" or ")))
     }
 
     fn fit(row: &'static Row, mods: &[Mod]) -> Result<Self, Misfit> {
@@ -244,6 +267,7 @@ impl Form {
             (_, Mod::Shape(shape)) => self.shape = Some(shape),
             (_, Mod::V2 | Mod::X2) => self.vector = 2,
             (_, Mod::V4 | Mod::X4) => self.vector = 4,
+            (_, Mod::V8) => self.vector = 8,
             (_, Mod::D1) => self.dims = 1,
             (_, Mod::D2) => self.dims = 2,
             (_, Mod::D3) => self.dims = 3,

@@ -152,13 +152,13 @@ macro_rules! doubles {
 
 /// An `mma.sync` of two 8-bit floats, perhaps of different kinds.
 macro_rules! narrow {
-    ($cd:ident, $ta:ident, $tb:ident : d $d:literal) => {
+    ($k:literal, $cd:ident, $ta:ident, $tb:ident : d $d:literal a $a:literal b $b:literal) => {
         row(
             Class::Tensor,
             Op::MmaSync,
             &[
                 one(&[Aligned]),
-                one(&[Shape(shape(16, 8, 32))]),
+                one(&[Shape(shape(16, 8, $k))]),
                 one(&[RowMajor]),
                 one(&[ColMajor]),
                 one(&[Mod::Type($cd)]),
@@ -168,8 +168,8 @@ macro_rules! narrow {
             ],
             &[
                 dst(Kind::Vector(accumulator($cd), Count::Is($d))),
-                src(Kind::Vector(is(B32), Count::Is(4))),
-                src(Kind::Vector(is(B32), Count::Is(2))),
+                src(Kind::Vector(is(B32), Count::Is($a))),
+                src(Kind::Vector(is(B32), Count::Is($b))),
                 src(Kind::Vector(accumulator($cd), Count::Is($d))),
             ],
         )
@@ -226,14 +226,22 @@ pub(super) const MMA: &[Row] = &[
     doubles!(16 x 8 x 4 : d 4 a 2 b 1).since(Sm90, V7_8),
     doubles!(16 x 8 x 8 : d 4 a 4 b 2).since(Sm90, V7_8),
     doubles!(16 x 8 x 16 : d 4 a 8 b 4).since(Sm90, V7_8),
-    narrow!(F32, E4m3, E4m3 : d 4).since(Sm89, V8_4),
-    narrow!(F32, E4m3, E5m2 : d 4).since(Sm89, V8_4),
-    narrow!(F32, E5m2, E4m3 : d 4).since(Sm89, V8_4),
-    narrow!(F32, E5m2, E5m2 : d 4).since(Sm89, V8_4),
-    narrow!(F16, E4m3, E4m3 : d 2).since(Sm89, V8_7),
-    narrow!(F16, E4m3, E5m2 : d 2).since(Sm89, V8_7),
-    narrow!(F16, E5m2, E4m3 : d 2).since(Sm89, V8_7),
-    narrow!(F16, E5m2, E5m2 : d 2).since(Sm89, V8_7),
+    narrow!(32, F32, E4m3, E4m3 : d 4 a 4 b 2).since(Sm89, V8_4),
+    narrow!(32, F32, E4m3, E5m2 : d 4 a 4 b 2).since(Sm89, V8_4),
+    narrow!(32, F32, E5m2, E4m3 : d 4 a 4 b 2).since(Sm89, V8_4),
+    narrow!(32, F32, E5m2, E5m2 : d 4 a 4 b 2).since(Sm89, V8_4),
+    narrow!(32, F16, E4m3, E4m3 : d 2 a 4 b 2).since(Sm89, V8_7),
+    narrow!(32, F16, E4m3, E5m2 : d 2 a 4 b 2).since(Sm89, V8_7),
+    narrow!(32, F16, E5m2, E4m3 : d 2 a 4 b 2).since(Sm89, V8_7),
+    narrow!(32, F16, E5m2, E5m2 : d 2 a 4 b 2).since(Sm89, V8_7),
+    narrow!(16, F32, E4m3, E4m3 : d 4 a 2 b 1).since(Sm89, V8_7),
+    narrow!(16, F32, E4m3, E5m2 : d 4 a 2 b 1).since(Sm89, V8_7),
+    narrow!(16, F32, E5m2, E4m3 : d 4 a 2 b 1).since(Sm89, V8_7),
+    narrow!(16, F32, E5m2, E5m2 : d 4 a 2 b 1).since(Sm89, V8_7),
+    narrow!(16, F16, E4m3, E4m3 : d 2 a 2 b 1).since(Sm89, V8_7),
+    narrow!(16, F16, E4m3, E5m2 : d 2 a 2 b 1).since(Sm89, V8_7),
+    narrow!(16, F16, E5m2, E4m3 : d 2 a 2 b 1).since(Sm89, V8_7),
+    narrow!(16, F16, E5m2, E5m2 : d 2 a 2 b 1).since(Sm89, V8_7),
 ];
 
 const DESCRIPTOR: OperandSpec = r(is(B64));

@@ -139,39 +139,39 @@ pub(super) const ATOMICS: &[Row] = &[
 /// An address and the size of what is meant: the 128 bytes of a line.
 const CACHE_LINE: &[OperandSpec] = &[at(128), imm(128, 128, 1)];
 
-/// PTX ISA, "atom" and "red" on vectors, "applypriority", "discard", "prefetch", "createpolicy".
+/// `atom` or `red` on vectors in global memory.
+macro_rules! vectors {
+    ($op:ident $order:ident $operands:ident [$($operator:ident),+] $($no:ident)? [$($len:ident),+], $types:expr) => {
+        atomic(
+            Op::$op,
+            &[
+                opt($order),
+                opt(SCOPE),
+                opt(&[Global]),
+                one(&[$($operator),+]),
+                $(one(&[$no]),)?
+                opt(&[L2CacheHint]),
+                one(&[$($len),+]),
+                t($types),
+            ],
+            $operands,
+        )
+        .since(Sm90, V8_1)
+    };
+}
+
+/// PTX ISA, "atom" and "red" on vectors, "applypriority", "discard", "prefetch", "prefetchu", "createpolicy".
 pub(super) const CACHE: &[Row] = &[
-    atomic(
-        Op::Atom,
-        &[
-            opt(ATOM_ORDER),
-            opt(SCOPE),
-            opt(&[Global]),
-            one(&[Add]),
-            opt(&[L2CacheHint]),
-            one(&[V2, V4]),
-            t(&[F32]),
-        ],
-        ATOM_VECTOR,
-    )
-    .since(Sm90, V8_1),
-    atomic(
-        Op::Red,
-        &[
-            opt(RED_ORDER),
-            opt(SCOPE),
-            opt(&[Global]),
-            one(&[Add]),
-            opt(&[L2CacheHint]),
-            one(&[V2, V4]),
-            t(&[F32]),
-        ],
-        RED_VECTOR,
-    )
-    .since(Sm90, V8_1),
+    vectors!(Atom ATOM_ORDER ATOM_VECTOR [Add] [V2, V4], &[F32]),
+    vectors!(Atom ATOM_ORDER ATOM_VECTOR [Add, Min, Max] Noftz [V2, V4, V8], &[F16, Bf16]),
+    vectors!(Atom ATOM_ORDER ATOM_VECTOR [Add, Min, Max] Noftz [V2, V4], &[F16x2, Bf16x2]),
+    vectors!(Red RED_ORDER RED_VECTOR [Add] [V2, V4], &[F32]),
+    vectors!(Red RED_ORDER RED_VECTOR [Add, Min, Max] Noftz [V2, V4, V8], &[F16, Bf16]),
+    vectors!(Red RED_ORDER RED_VECTOR [Add, Min, Max] Noftz [V2, V4], &[F16x2, Bf16x2]),
     row(Class::Load, Op::Prefetch, &[opt(&[Global, Local]), one(&[L1, L2])], &[at(1)]),
     row(Class::Load, Op::Prefetch, &[one(&[Global]), one(&[L2EvictNormal, L2EvictLast])], &[at(1)])
         .since(Sm80, V7_4),
+    row(Class::Load, Op::Prefetchu, &[one(&[L1])], &[at(1)]),
     row(Class::Load, Op::Applypriority, &[opt(&[Global]), one(&[L2EvictNormal])], CACHE_LINE)
         .since(Sm80, V7_4),
     row(Class::Store, Op::Discard, &[opt(&[Global]), one(&[L2])], CACHE_LINE)

@@ -231,7 +231,7 @@ fn saturate_exact(value: f64) -> f64 {
 
 fn float_to_float(inst: &Inst, to: ScalarType, from: ScalarType) -> LaneFn {
     let (mode, ftz, sat) = (rounding(inst), inst.has(Mod::Ftz), inst.has(Mod::Sat));
-    let relu = inst.has(Mod::Relu);
+    let (relu, finite) = (inst.has(Mod::Relu), inst.has(Mod::Satfinite));
     let to_integer = inst.mods.iter().any(|m| matches!(m, Mod::Rni | Mod::Rzi | Mod::Rmi | Mod::Rpi));
     if to == ScalarType::Tf32 {
         return map1(move |a| tf32(f32::from_bits(a as u32), mode, relu).into());
@@ -240,7 +240,7 @@ fn float_to_float(inst: &Inst, to: ScalarType, from: ScalarType) -> LaneFn {
         let format = half_format(to);
         return map1(move |a| {
             let value = flush(f32::from_bits(a as u32), ftz);
-            narrow(if sat { saturate(value) } else { value }, format, mode, relu, false).into()
+            narrow(if sat { saturate(value) } else { value }, format, mode, relu, finite).into()
         });
     }
     if (to, from, sat) == (ScalarType::F32, ScalarType::Bf16, false) {

@@ -241,6 +241,7 @@ fn uop(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
         | Op::Ldmatrix
         | Op::Stmatrix
         | Op::Prefetch
+        | Op::Prefetchu
         | Op::Applypriority
         | Op::Discard
         | Op::Createpolicy => memory::decode(cx, inst),

@@ -173,6 +173,16 @@ pub enum SimFailure {
     Sim(#[from] SimError),
 }
 
+impl SimFailure {
+    /// The same, with the argument that it is about, counted from 0.
+    fn of_argument(self, at: usize) -> Self {
+        match self {
+            Self::Script(text) => Self::Script(format!("argument {at}: {text}")),
+            other => other,
+        }
+    }
+}
+
 fn listed(errors: &[Group]) -> String {
     const SHOWN: usize = 8;
     let shown: String = errors.iter().take(SHOWN).map(|error| format!("\n  {error}")).collect();

@@ -115,7 +115,8 @@ impl LaunchRequest {
         find: &dyn Fn(&str) -> Option<Known<'a>>,
     ) -> Result<LaunchSpec, SimFailure> {
         let kernel = kernel(parsed, self.entry.as_deref())?;
-        let params: Result<_, _> = self.args.iter().map(|arg| arg.param(find)).collect();
+        let named = |(at, arg): (usize, &ArgRequest)| arg.param(find).map_err(|error| error.of_argument(at));
+        let params: Result<_, _> = self.args.iter().enumerate().map(named).collect();
         Ok(LaunchSpec {
             entry: Ident::new(kernel.name.as_str())?,
             grid: triple(&self.grid)?,
