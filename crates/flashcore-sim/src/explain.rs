@@ -168,8 +168,8 @@ const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
     ),
     (
         FindingKind::RegisterPool,
-        "`setmaxnreg` asks for registers that no warpgroup has released, or changes the count in the wrong direction.",
-        "The sum over the warpgroups must not exceed the registers of the launch; decrease in some before others increase.",
+        "`setmaxnreg` asks for registers that no warpgroup has released, changes the count in the wrong direction, or names different counts in one warpgroup.",
+        "The sum over the warpgroups must not exceed the registers of the launch; decrease in some before others increase. `inc` must not name fewer than the warp has (`.maxnreg`, or what fits for the threads of the launch), `dec` not more.",
     ),
     (
         FindingKind::Undrained,

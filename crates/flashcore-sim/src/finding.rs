@@ -70,7 +70,7 @@ pub enum FindingKind {
     DescriptorMismatch,
     /// A descriptor, a tensor map or a size that the hardware rejects.
     BadDescriptor,
-    /// `setmaxnreg` beyond the CTA's pool, or in the wrong direction.
+    /// `setmaxnreg` beyond the CTA's pool, in the wrong direction, or different ones in a warpgroup.
     RegisterPool,
     /// Asynchronous work unfinished when its warp or CTA ends.
     Undrained,
