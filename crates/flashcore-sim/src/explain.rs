@@ -41,6 +41,11 @@ const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
         "Use atomics, or a release store and an acquire load of a flag, or split the work over two launches.",
     ),
     (
+        FindingKind::NonCoherentRead,
+        "`ld.global.nc` reads through a cache that does not see writes of the same launch, whatever orders them.",
+        "Use a plain `ld.global`; in CUDA no `__ldg()`, and no `const __restrict__` for memory that the kernel writes.",
+    ),
+    (
         FindingKind::WarpRace,
         "Lanes of one warp exchange data through memory; lanes need not run together.",
         "Put `bar.warp.sync` (`__syncwarp()`) between the store and the load, and between a load and the next store.",
@@ -52,7 +57,7 @@ const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
     ),
     (
         FindingKind::MissingProxyFence,
-        "Ordinary stores are read by a bulk copy or a wgmma, which see memory through another proxy.",
+        "What ordinary stores have written to shared or global memory is accessed by a bulk copy or a wgmma, which see memory through another proxy.",
         "Execute `fence.proxy.async` after the stores and before the barrier that hands the memory over; for a tensor map that the kernel has changed, `fence.proxy.tensormap::generic.acquire` before the copy.",
     ),
     (

@@ -20,6 +20,8 @@ pub enum FindingKind {
     SharedRace,
     /// Conflicting accesses to global memory without order between them.
     GlobalRace,
+    /// `ld.global.nc` of memory that the launch has written.
+    NonCoherentRead,
     /// Lanes of one warp communicate through memory without `bar.warp.sync`.
     WarpRace,
     /// Threads write one value to one place without order between them (a note).

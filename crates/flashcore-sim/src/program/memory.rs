@@ -56,6 +56,7 @@ fn access(cx: &Context<'_>, inst: &Inst, at: usize) -> Decoded<Access> {
         acquire: inst.has(Mod::Acquire) || inst.has(Mod::AcqRel),
         release: inst.has(Mod::Release) || inst.has(Mod::AcqRel),
         within_cta: inst.has(Mod::Cta),
+        non_coherent: inst.has(Mod::Nc),
     };
     Ok(Access {
         space: cx.space_of(&inst.mods, &inst.operands[at]),
