@@ -7,7 +7,7 @@ use crate::finding::FindingKind;
 const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
     (
         FindingKind::OutOfBounds,
-        "An address is in no buffer, or past the end of one. Shared and local memory have bounds too.",
+        "An address is in no buffer, or past the end of one. A CTA's shared memory and a thread's local memory have bounds too, each as a whole: an index that runs from one array into the next is not found.",
         "Check the index against the size you allocated: a missing `if (i < n)`, a stride in bytes instead of elements, or --smem too small.",
     ),
     (
