@@ -166,7 +166,7 @@ pub enum Statement {
     Unknown(Unknown),
 }
 
-/// An instruction that the table lacks.
+/// An instruction that has no row of the table.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Unknown {
     /// The predicate it executes under.
@@ -177,6 +177,8 @@ pub struct Unknown {
     pub line: u32,
     /// What the parser has to say about it.
     pub reason: String,
+    /// Whether its name is in the table and its operands are wrong: then the text is at fault, not the table.
+    pub invalid: bool,
 }
 
 /// The registers of a kernel: how many of each type, and foreign names where there are any.

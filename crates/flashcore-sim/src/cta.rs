@@ -27,6 +27,8 @@ pub(crate) struct Cta {
     pub(crate) live_threads: u32,
     /// Registers (of a thread, summed over warps) that `setmaxnreg.dec` has given back.
     pub(crate) pool: u32,
+    /// Every `setmaxnreg` of each warpgroup, in order.
+    pub(crate) resizes: BTreeMap<u32, Vec<Resize>>,
     /// What the shared-memory locations used for synchronisation publish.
     pub(crate) sync: BTreeMap<u32, Knowledge>,
     /// Tensor maps in global memory for which it has executed `fence.proxy.tensormap`, and how often they had been
@@ -36,6 +38,16 @@ pub(crate) struct Cta {
     pub(crate) visits: BTreeMap<u32, Visit>,
     /// What its threads knew when they ended or passed the cluster's barrier.
     pub(crate) farewell: VClock,
+}
+
+/// A `setmaxnreg` of a warpgroup.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Resize {
+    pub(crate) pc: u32,
+    /// The registers that it names.
+    pub(crate) count: u32,
+    /// The warps of the group that have executed it, as bits.
+    pub(crate) warps: u32,
 }
 
 /// A use of shared memory by a warp of another CTA.
@@ -58,6 +70,7 @@ impl Cta {
             named: vec![Named::default(); NAMED_BARRIERS as usize],
             live_threads: threads,
             pool: 0,
+            resizes: BTreeMap::new(),
             sync: BTreeMap::new(),
             fenced_maps: BTreeMap::new(),
             visits: BTreeMap::new(),

@@ -10,12 +10,12 @@ pub enum SimError {
     #[error("no kernel `{0}` in the module; it has: {1}")]
     NoKernel(String, String),
     /// An instruction outside of what the simulator executes.
-    #[error("kernel `{kernel}`, statement {statement}: `{text}` is not supported: {reason}")]
+    #[error("{place}, in `{kernel}`: `{text}` is not supported: {reason}")]
     Unsupported {
-        /// The kernel.
+        /// The kernel or function that contains it.
         kernel: String,
-        /// The statement's index in its body.
-        statement: usize,
+        /// Its line, or its number among the statements where lines are not known.
+        place: String,
         /// The instruction.
         text: String,
         /// What is missing.
@@ -36,13 +36,28 @@ pub enum SimError {
         /// What is unknown about it.
         reason: String,
     },
-    /// A branch to nowhere, an unknown variable.
-    #[error("kernel `{kernel}`, statement {statement}: `{name}` is not declared")]
-    Undeclared {
-        /// The kernel.
+    /// PTX that no assembler accepts was executed.
+    #[error(
+        "{place}: `{text}`, which `{kernel}` executed, is not valid PTX: {reason}. If ptxas accepts it, the simulator's table \
+         of instructions is wrong: docs/adding-an-instruction.md says how to correct it"
+    )]
+    Invalid {
+        /// The kernel or function that contains it.
         kernel: String,
-        /// The statement's index in its body.
-        statement: usize,
+        /// Its line, or its number among the statements where lines are not known.
+        place: String,
+        /// The instruction.
+        text: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A branch to nowhere, an unknown variable.
+    #[error("{place}, in `{kernel}`: `{name}` is not declared")]
+    Undeclared {
+        /// The kernel or function that contains it.
+        kernel: String,
+        /// Its line, or its number among the statements where lines are not known.
+        place: String,
         /// The name.
         name: String,
     },

@@ -7,7 +7,7 @@ use crate::finding::FindingKind;
 const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
     (
         FindingKind::OutOfBounds,
-        "An address is in no buffer, or past the end of one. Shared and local memory have bounds too.",
+        "An address is in no buffer, or past the end of one. A CTA's shared memory and a thread's local memory have bounds too, each as a whole: an index that runs from one array into the next is not found.",
         "Check the index against the size you allocated: a missing `if (i < n)`, a stride in bytes instead of elements, or --smem too small.",
     ),
     (
@@ -41,6 +41,11 @@ const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
         "Use atomics, or a release store and an acquire load of a flag, or split the work over two launches.",
     ),
     (
+        FindingKind::NonCoherentRead,
+        "`ld.global.nc` reads through a cache that does not see writes of the same launch, whatever orders them.",
+        "Use a plain `ld.global`; in CUDA no `__ldg()`, and no `const __restrict__` for memory that the kernel writes.",
+    ),
+    (
         FindingKind::WarpRace,
         "Lanes of one warp exchange data through memory; lanes need not run together.",
         "Put `bar.warp.sync` (`__syncwarp()`) between the store and the load, and between a load and the next store.",
@@ -52,7 +57,7 @@ const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
     ),
     (
         FindingKind::MissingProxyFence,
-        "Ordinary stores are read by a bulk copy or a wgmma, which see memory through another proxy.",
+        "What ordinary stores have written to shared or global memory is accessed by a bulk copy or a wgmma, which see memory through another proxy.",
         "Execute `fence.proxy.async` after the stores and before the barrier that hands the memory over; for a tensor map that the kernel has changed, `fence.proxy.tensormap::generic.acquire` before the copy.",
     ),
     (
@@ -168,8 +173,8 @@ const EXPLANATIONS: &[(FindingKind, &str, &str)] = &[
     ),
     (
         FindingKind::RegisterPool,
-        "`setmaxnreg` asks for registers that no warpgroup has released, or changes the count in the wrong direction.",
-        "The sum over the warpgroups must not exceed the registers of the launch; decrease in some before others increase.",
+        "`setmaxnreg` asks for registers that no warpgroup has released, changes the count in the wrong direction, or names different counts in one warpgroup.",
+        "The sum over the warpgroups must not exceed the registers of the launch; decrease in some before others increase. `inc` must not name fewer than the warp has (`.maxnreg`, or what fits for the threads of the launch), `dec` not more.",
     ),
     (
         FindingKind::Undrained,

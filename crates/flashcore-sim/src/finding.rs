@@ -20,6 +20,8 @@ pub enum FindingKind {
     SharedRace,
     /// Conflicting accesses to global memory without order between them.
     GlobalRace,
+    /// `ld.global.nc` of memory that the launch has written.
+    NonCoherentRead,
     /// Lanes of one warp communicate through memory without `bar.warp.sync`.
     WarpRace,
     /// Threads write one value to one place without order between them (a note).
@@ -70,7 +72,7 @@ pub enum FindingKind {
     DescriptorMismatch,
     /// A descriptor, a tensor map or a size that the hardware rejects.
     BadDescriptor,
-    /// `setmaxnreg` beyond the CTA's pool, or in the wrong direction.
+    /// `setmaxnreg` beyond the CTA's pool, in the wrong direction, or different ones in a warpgroup.
     RegisterPool,
     /// Asynchronous work unfinished when its warp or CTA ends.
     Undrained,

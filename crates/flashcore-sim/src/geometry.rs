@@ -37,6 +37,8 @@ pub(crate) struct Geometry {
     pub(crate) dynamic_shared: u32,
     /// Registers of a thread at launch, which `setmaxnreg` moves between warpgroups.
     pub(crate) registers: u32,
+    /// Whether `.maxnreg` says how many.
+    pub(crate) fixed_registers: bool,
 }
 
 impl Geometry {
@@ -86,6 +88,7 @@ impl Geometry {
             shared_bytes,
             dynamic_shared: spec.shared_bytes,
             registers: launch_registers(directives, threads, sm).map_err(fail)?,
+            fixed_registers: directives.max_registers.is_some(),
         })
     }
 

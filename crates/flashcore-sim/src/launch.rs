@@ -119,7 +119,7 @@ impl Launch<'_> {
         going: &(dyn Fn() -> bool + Sync),
     ) -> Result<Outcome, SimError> {
         let entry = self.spec.entry.as_str();
-        let program = Program::decode(self.module, entry)?;
+        let program = Program::decode(self.module, self.provenance, entry)?;
         let index = self.module.kernels.iter().position(|k| k.name.as_str() == entry).unwrap_or(0);
         let geometry =
             Geometry::new(&program, self.spec, &self.module.kernels[index].directives, self.module.target)?;

@@ -4,7 +4,7 @@
 //! `engine.rs` to complete asynchronous work.
 
 use crate::{
-    check::clock::{Agents, Knowledge, VClock},
+    check::clock::{Agents, Knowledge, Published},
     counters::{Counters, PerInstruction},
     cta::{Cluster, ClusterBarrier, Cta},
     engine::Engine,
@@ -54,9 +54,11 @@ pub(crate) struct Machine<'m> {
     pub(crate) hits: PerInstruction,
     pub(crate) rng: Rng,
     /// What global locations used for synchronisation publish.
-    pub(crate) global_sync: BTreeMap<u64, BTreeMap<u32, VClock>>,
+    pub(crate) global_sync: BTreeMap<u64, Published>,
     /// The same for one cluster alone: what was published with the scope of a CTA.
-    pub(crate) cta_sync: BTreeMap<(u64, u32), BTreeMap<u32, VClock>>,
+    pub(crate) cta_sync: BTreeMap<(u64, u32), Published>,
+    /// Whether any thread has written global memory so far; before that, proxy fences have none of it to pass on.
+    pub(crate) wrote_global: bool,
     /// Tensor maps in global memory that the launch has changed, and how often.
     pub(crate) changed_maps: BTreeMap<u64, u32>,
     /// Findings that a compare-and-swap would excuse.
@@ -106,6 +108,7 @@ impl<'m> Machine<'m> {
             rng: Rng::new(context.options.seed),
             global_sync: BTreeMap::new(),
             cta_sync: BTreeMap::new(),
+            wrote_global: false,
             deferred: Vec::new(),
             races: BTreeMap::new(),
             suspects: Suspects::new(),
@@ -295,13 +298,10 @@ impl<'m> Machine<'m> {
     pub(crate) fn publish_global(&mut self, address: u64, cluster: u32, wide: &Knowledge, near: &Knowledge) {
         let everywhere = self.global_sync.entry(address).or_default();
         let here = self.cta_sync.entry((address, cluster)).or_default();
-        for (number, clock) in wide.exported(cluster) {
-            everywhere.entry(number).or_default().join(&clock);
-            here.entry(number).or_default().join(&clock);
-        }
-        for (number, clock) in near.exported(cluster) {
-            here.entry(number).or_default().join(&clock);
-        }
+        let wide = wide.exported(cluster);
+        everywhere.join(&wide);
+        here.join(&wide);
+        here.join(&near.exported(cluster));
     }
 }
 

@@ -365,7 +365,8 @@ impl Body<'_, '_, '_> {
         let guard = self.guard().ok().flatten();
         let line = self.reader.cursor.peek(0).line;
         let text = self.reader.cursor.instruction_text();
-        self.push(Statement::Unknown(Unknown { guard, text, line, reason: error.kind.to_string() }), line);
+        let (reason, invalid) = (error.kind.to_string(), error.kind.is_fault());
+        self.push(Statement::Unknown(Unknown { guard, text, line, reason, invalid }), line);
     }
 
     fn instruction(&mut self) -> Result<(), ParseError> {

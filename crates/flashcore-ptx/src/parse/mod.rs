@@ -91,6 +91,11 @@ impl ParseErrorKind {
             Self::UnknownInstruction(_) | Self::UnknownModifier { .. } | Self::Form(_) | Self::Unsupported(_)
         )
     }
+
+    /// Whether the table has what the text says, but with other operands.
+    const fn is_fault(&self) -> bool {
+        matches!(self, Self::Form(error) if !matches!(error, FormError::Modifiers { .. }))
+    }
 }
 
 /// Reads a module from text.

@@ -194,6 +194,7 @@ fn describe_operand(operand: &Operand) -> String {
     match operand {
         Operand::Reg(reg) => format!("`{operand}` of type `.{}`", reg.ty),
         Operand::Vector(items) => format!("{} elements `{operand}`", items.len()),
+        Operand::Symbol(_) => format!("`{operand}`, which is not declared as a register"),
         other => format!("`{other}`"),
     }
 }

@@ -179,6 +179,14 @@ impl WarpClock {
         self.ahead.iter_mut().for_each(|(_, knowledge)| pass_on(knowledge));
         self.now += 1;
     }
+
+    /// The same for global memory, where the lanes of a warp are not told apart.
+    pub(crate) fn global_proxy_fence(&mut self, agent: u32, cluster: u32) {
+        let now = self.now;
+        self.knowledge.pass_on(cluster, agent, now);
+        self.ahead.iter_mut().for_each(|(_, knowledge)| knowledge.pass_on(cluster, agent, now));
+        self.now += 1;
+    }
 }
 
 #[cfg(test)]

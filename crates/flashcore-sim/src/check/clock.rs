@@ -52,6 +52,24 @@ pub(crate) struct Knowledge {
     pub(crate) foreign: BTreeMap<u32, VClock>,
     /// Those that relaxed reads have met without a fence behind them: enough for volatile and relaxed reads to follow.
     pub(crate) met: BTreeMap<u32, VClock>,
+    /// By cluster, the writes to global memory that a proxy fence has passed on to the async proxy.
+    pub(crate) passed: BTreeMap<u32, VClock>,
+}
+
+/// What is known at a place in global memory.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Published {
+    /// Events, by cluster.
+    seen: BTreeMap<u32, VClock>,
+    /// Those of them that a proxy fence has passed on.
+    passed: BTreeMap<u32, VClock>,
+}
+
+impl Published {
+    pub(crate) fn join(&mut self, other: &Self) {
+        join_all(&mut self.seen, &other.seen);
+        join_all(&mut self.passed, &other.passed);
+    }
 }
 
 impl Knowledge {
@@ -61,6 +79,7 @@ impl Knowledge {
         self.fenced.join(&other.fenced);
         join_all(&mut self.foreign, &other.foreign);
         join_all(&mut self.met, &other.met);
+        join_all(&mut self.passed, &other.passed);
     }
 
     /// Whether an event of an agent of `cluster` is known to an observer in cluster `here`.
@@ -76,6 +95,19 @@ impl Knowledge {
         self.met.get(&cluster).is_some_and(|c| c.get(agent) >= clock)
     }
 
+    /// Whether a proxy fence has passed on a write to global memory by an agent of `cluster`.
+    pub(crate) fn has_passed(&self, cluster: u32, agent: u32, clock: u32) -> bool {
+        self.passed.get(&cluster).is_some_and(|c| c.get(agent) >= clock)
+    }
+
+    /// A proxy fence of an agent of cluster `here`: what it knows, its own past included, is passed on.
+    pub(crate) fn pass_on(&mut self, here: u32, agent: u32, now: u32) {
+        join_all(&mut self.passed, &self.foreign);
+        let own = self.passed.entry(here).or_default();
+        own.join(&self.seen);
+        own.raise(agent, now);
+    }
+
     /// A fence: what was met is known.
     pub(crate) fn know_what_was_met(&mut self) {
         let met = std::mem::take(&mut self.met);
@@ -88,15 +120,16 @@ impl Knowledge {
     }
 
     /// The same knowledge as another cluster receives it.
-    pub(crate) fn exported(&self, from: u32) -> BTreeMap<u32, VClock> {
-        let mut all = self.foreign.clone();
-        all.entry(from).or_default().join(&self.seen);
-        all
+    pub(crate) fn exported(&self, from: u32) -> Published {
+        let mut seen = self.foreign.clone();
+        seen.entry(from).or_default().join(&self.seen);
+        Published { seen, passed: self.passed.clone() }
     }
 
     /// Receives what was exported, perhaps by the own cluster.
-    pub(crate) fn import(&mut self, here: u32, clocks: &BTreeMap<u32, VClock>) {
-        for (&cluster, clock) in clocks {
+    pub(crate) fn import(&mut self, here: u32, published: &Published) {
+        join_all(&mut self.passed, &published.passed);
+        for (&cluster, clock) in &published.seen {
             if cluster == here {
                 self.seen.join(clock);
             } else {

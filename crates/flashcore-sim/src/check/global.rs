@@ -1,6 +1,8 @@
 //! Happens-before over global memory, between CTAs above all: last write and last read of each word.
+//!
+//! What threads have written reaches the async proxy through a fence, and the non-coherent cache not at all.
 
-use super::clock::Knowledge;
+use super::{clock::Knowledge, race::Proxy};
 use std::ops::Range;
 
 const WORD: usize = 4;
@@ -18,6 +20,21 @@ pub(crate) struct GlobalAccess<'a> {
     pub(crate) strong: bool,
     /// Strong for the own CTA alone.
     pub(crate) within_cta: bool,
+    pub(crate) proxy: Proxy,
+}
+
+/// Why an access is not legal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum GlobalFault {
+    Unordered(GlobalConflict),
+    /// A generic write of that cluster was not fenced for the async proxy.
+    Unfenced {
+        cluster: u32,
+    },
+    /// The non-coherent cache may hold what was there before a write of that cluster.
+    Stale {
+        cluster: u32,
+    },
 }
 
 /// An earlier access without order to this one.
@@ -49,6 +66,8 @@ struct Word {
     other_read: Event,
     /// Bytes written so far.
     bytes: u8,
+    /// Whether the last write came through the async proxy.
+    by_async: bool,
 }
 
 /// The shadow of one allocation; pages come into being when touched.
@@ -67,12 +86,12 @@ impl GlobalShadow {
         &mut words[index % PAGE_WORDS]
     }
 
-    pub(crate) fn read(&mut self, range: Range<usize>, who: &GlobalAccess<'_>) -> Result<(), GlobalConflict> {
+    pub(crate) fn read(&mut self, range: Range<usize>, who: &GlobalAccess<'_>) -> Result<(), GlobalFault> {
         let mut verdict = Ok(());
         for index in range.start / WORD..range.end.div_ceil(WORD) {
             let word = self.word(index);
             if word.bytes & bytes_of(&range, index) != 0 {
-                verdict = verdict.and(word.write.against(who, true));
+                verdict = verdict.and(word.after_write(who));
             }
             // An atomic reads as well: it must not hide a plain read that its write conflicts with.
             if !who.strong || word.read.clock == 0 || word.read.strong {
@@ -82,23 +101,20 @@ impl GlobalShadow {
         verdict
     }
 
-    pub(crate) fn write(
-        &mut self,
-        range: Range<usize>,
-        who: &GlobalAccess<'_>,
-    ) -> Result<(), GlobalConflict> {
+    pub(crate) fn write(&mut self, range: Range<usize>, who: &GlobalAccess<'_>) -> Result<(), GlobalFault> {
         let mut verdict = Ok(());
         for index in range.start / WORD..range.end.div_ceil(WORD) {
             let word = self.word(index);
             let bytes = bytes_of(&range, index);
             if word.bytes & bytes != 0 {
-                verdict = verdict.and(word.write.against(who, true));
+                verdict = verdict.and(word.after_write(who));
             }
             if bytes == 0xf {
                 verdict = verdict.and(word.read.against(who, false));
                 verdict = verdict.and(word.other_read.against(who, false));
             }
-            *word = Word { write: who.event(), bytes: bytes | word.bytes, ..Word::default() };
+            let by_async = who.proxy == Proxy::Async;
+            *word = Word { write: who.event(), bytes: bytes | word.bytes, by_async, ..Word::default() };
         }
         verdict
     }
@@ -128,6 +144,23 @@ impl Word {
             self.other_read = self.read;
         }
         self.read = event;
+    }
+
+    /// Whether what was written here may be accessed: in order, and by the proxy of the access.
+    fn after_write(&self, who: &GlobalAccess<'_>) -> Result<(), GlobalFault> {
+        self.write.against(who, true)?;
+        let Event { cluster, agent, clock, .. } = self.write;
+        let passed = || {
+            self.by_async
+                || self.write.is_morally_strong(who)
+                || who.knowledge.has_passed(cluster, agent.into(), clock)
+        };
+        match who.proxy {
+            _ if clock == 0 => Ok(()),
+            Proxy::Async if !passed() => Err(GlobalFault::Unfenced { cluster }),
+            Proxy::NonCoherent => Err(GlobalFault::Stale { cluster }),
+            _ => Ok(()),
+        }
     }
 
     /// Like [`GlobalShadow::join`]. Reads are known by words, so that a write next to one counts as well.
@@ -162,7 +195,7 @@ impl Event {
         own || who.knowledge.knows(who.cluster, self.cluster, self.agent.into(), self.clock)
     }
 
-    fn against(self, who: &GlobalAccess<'_>, was_write: bool) -> Result<(), GlobalConflict> {
+    fn against(self, who: &GlobalAccess<'_>, was_write: bool) -> Result<(), GlobalFault> {
         if self.clock == 0 || self.is_morally_strong(who) || self.known_to(who) {
             return Ok(());
         }
@@ -170,13 +203,13 @@ impl Event {
         if met && was_write {
             return Ok(());
         }
-        Err(GlobalConflict {
+        Err(GlobalFault::Unordered(GlobalConflict {
             cluster: self.cluster,
             agent: self.agent.into(),
             clock: self.clock,
             was_write,
             was_strong: self.strong,
-        })
+        }))
     }
 }
 

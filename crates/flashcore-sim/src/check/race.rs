@@ -19,6 +19,8 @@ const WORD: usize = 4;
 pub(crate) enum Proxy {
     Generic,
     Async,
+    /// The cache of memory that nobody writes: `ld.global.nc`.
+    NonCoherent,
 }
 
 /// Who accesses, and what they know.

@@ -14,7 +14,7 @@ use flashcore_ptx::{
     inst::{Guard, Inst, Operand},
     module::{Kernel, Module, Space, Statement, Unknown},
     op::Op,
-    provenance::Unit,
+    provenance::{Provenance, Unit},
     table::Class,
     types::{ScalarType, SpecialReg, TypeKind},
 };
@@ -29,7 +29,11 @@ const MOST_REGISTERS: u64 = 1 << 18;
 
 impl Program {
     /// Decodes the kernel `entry` of `module`.
-    pub(crate) fn decode(module: &Module, entry: &str) -> Result<Self, SimError> {
+    pub(crate) fn decode(
+        module: &Module,
+        provenance: Option<&Provenance>,
+        entry: &str,
+    ) -> Result<Self, SimError> {
         let kernel = module.kernel(entry).ok_or_else(|| no_kernel(module, entry))?;
         check_sizes(module, kernel)?;
         let graph = CallGraph::new(module);
@@ -44,7 +48,7 @@ impl Program {
         let cooperative = bodies().any(|code| code.instructions().any(|(_, inst)| asks_for_grid(inst)));
         layout.set_stack(graph.stack_bytes(&functions, &frames, scope.frame_bytes), allocates);
         let index = module.kernels.iter().position(|k| k.name.as_str() == entry).unwrap_or(0);
-        let mut decoder = Decoder::new(module, &functions, &layout);
+        let mut decoder = Decoder::new(module, provenance, &functions, &layout);
         for (number, function) in scopes.into_iter().enumerate() {
             decoder.routine(&graph, number, function)?;
         }
@@ -66,6 +70,8 @@ fn asks_for_grid(inst: &Inst) -> bool {
 /// A program in the making.
 struct Decoder<'a> {
     module: &'a Module,
+    /// Lines of its statements, where known.
+    provenance: Option<&'a Provenance>,
     functions: &'a [usize],
     layout: &'a Layout,
     code: Vec<Code>,
@@ -75,9 +81,21 @@ struct Decoder<'a> {
 }
 
 impl<'a> Decoder<'a> {
-    fn new(module: &'a Module, functions: &'a [usize], layout: &'a Layout) -> Self {
+    fn new(
+        module: &'a Module,
+        provenance: Option<&'a Provenance>,
+        functions: &'a [usize],
+        layout: &'a Layout,
+    ) -> Self {
         let (code, origins, routines) = (Vec::new(), Vec::new(), Vec::new());
-        Self { module, functions, layout, code, origins, registers: RegisterCounts::default(), routines }
+        let registers = RegisterCounts::default();
+        Self { module, provenance, functions, layout, code, origins, registers, routines }
+    }
+
+    /// A statement in words: its line, or its number where lines are not known.
+    fn place(&self, unit: Unit, statement: usize) -> String {
+        let line = self.provenance.and_then(|table| table.location(unit, statement));
+        line.map_or_else(|| format!("statement {statement}"), |line| line.to_string())
     }
 
     /// Decodes the function with that number among those of the program.
@@ -135,7 +153,7 @@ impl<'a> Decoder<'a> {
                 Statement::Label(_) => continue,
                 Statement::Unknown(inst) => (unknown(&cx, kernel, inst), Class::Control, inst.text.clone()),
                 Statement::Inst(inst) => {
-                    let fail = |error| explain(kernel, statement, inst, error);
+                    let fail = |error| explain(kernel, self.place(unit, statement), inst, error);
                     let form = inst.form().or_else(|e| refuse(e.to_string())).map_err(fail)?;
                     let uop = match (inst.op, routine) {
                         (Op::Ret, Some(routine)) => Ok(Uop::Return { routine }),
@@ -157,18 +175,20 @@ impl<'a> Decoder<'a> {
 /// What cannot be simulated fails where it is executed: most launches never get there.
 fn postponed(uop: Result<Uop, SimError>) -> Result<Uop, SimError> {
     match uop {
-        Err(error @ SimError::Unsupported { .. }) => Ok(Uop::Refused(Box::new(error))),
+        Err(error @ (SimError::Unsupported { .. } | SimError::Invalid { .. })) => {
+            Ok(Uop::Refused(Box::new(error)))
+        }
         other => other,
     }
 }
 
 /// An instruction that the table lacks. Its guard was read where it could be, and else holds.
 fn unknown(cx: &Context<'_>, kernel: &Kernel, inst: &Unknown) -> Code {
-    let error = SimError::Unknown {
-        kernel: kernel.name.to_string(),
-        line: inst.line,
-        text: inst.text.clone(),
-        reason: inst.reason.clone(),
+    let (kernel, line) = (kernel.name.to_string(), inst.line);
+    let (text, reason) = (inst.text.clone(), inst.reason.clone());
+    let error = match inst.invalid {
+        true => SimError::Invalid { kernel, place: format!("line {line}"), text, reason },
+        false => SimError::Unknown { kernel, line, text, reason },
     };
     Code { guard: guard(cx, inst.guard).unwrap_or(None), uop: Uop::Refused(Box::new(error)) }
 }
@@ -214,13 +234,12 @@ fn labels_of(kernel: &Kernel, start: u32) -> BTreeMap<String, u32> {
     labels
 }
 
-fn explain(kernel: &Kernel, statement: usize, inst: &Inst, error: OperandError) -> SimError {
-    let kernel = kernel.name.to_string();
+fn explain(kernel: &Kernel, place: String, inst: &Inst, error: OperandError) -> SimError {
+    let (kernel, text) = (kernel.name.to_string(), inst.to_string());
     match error {
-        OperandError::Undeclared(name) => SimError::Undeclared { kernel, statement, name },
-        OperandError::Unsupported(reason) => {
-            SimError::Unsupported { kernel, statement, text: inst.to_string(), reason }
-        }
+        OperandError::Undeclared(name) => SimError::Undeclared { kernel, place, name },
+        OperandError::Unsupported(reason) => SimError::Unsupported { kernel, place, text, reason },
+        OperandError::Invalid(reason) => SimError::Invalid { kernel, place, text, reason },
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::{
     decode::map1,
-    operand::{Context, Decoded, refuse, space_of},
-    uop::{Access, Atomic, Combine, Order, Uop},
+    operand::{Context, Decoded, invalid, refuse, space_of},
+    uop::{Access, Atomic, Combine, Order, Space, Uop},
 };
 use flashcore_ptx::{
     inst::Inst,
@@ -19,8 +19,13 @@ pub(super) fn decode(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
             Ok(Uop::Load { access, dsts: cx.dsts(&inst.operands[0])? })
         }
         Op::St => {
-            let ty = element(inst)?;
-            Ok(Uop::Store { access: access(cx, inst, 0)?, srcs: cx.srcs(&inst.operands[1], ty)? })
+            let (ty, access) = (element(inst)?, access(cx, inst, 0)?);
+            if access.space == Space::Param {
+                return invalid(
+                    "parameters of a kernel are only read; `st.param` passes arguments to functions",
+                );
+            }
+            Ok(Uop::Store { access, srcs: cx.srcs(&inst.operands[1], ty)? })
         }
         Op::Atom | Op::Red => atomic(cx, inst).map(|a| Uop::Atomic(Box::new(a))),
         Op::Ldmatrix | Op::Stmatrix => matrix(cx, inst),
@@ -51,6 +56,7 @@ fn access(cx: &Context<'_>, inst: &Inst, at: usize) -> Decoded<Access> {
         acquire: inst.has(Mod::Acquire) || inst.has(Mod::AcqRel),
         release: inst.has(Mod::Release) || inst.has(Mod::AcqRel),
         within_cta: inst.has(Mod::Cta),
+        non_coherent: inst.has(Mod::Nc),
     };
     Ok(Access {
         space: cx.space_of(&inst.mods, &inst.operands[at]),

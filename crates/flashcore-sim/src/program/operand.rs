@@ -300,6 +300,8 @@ impl RegisterMap {
 pub(super) enum OperandError {
     Undeclared(String),
     Unsupported(String),
+    /// No assembler accepts it.
+    Invalid(String),
 }
 
 pub(super) type Decoded<T> = Result<T, OperandError>;
@@ -307,6 +309,11 @@ pub(super) type Decoded<T> = Result<T, OperandError>;
 /// A refusal with its reason.
 pub(super) fn refuse<T>(reason: impl Into<String>) -> Decoded<T> {
     Err(OperandError::Unsupported(reason.into()))
+}
+
+/// The same for what no assembler accepts.
+pub(super) fn invalid<T>(reason: impl Into<String>) -> Decoded<T> {
+    Err(OperandError::Invalid(reason.into()))
 }
 
 /// What operands are decoded with.

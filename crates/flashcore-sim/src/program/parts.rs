@@ -251,8 +251,8 @@ pub(crate) enum WaitPhase {
 pub(crate) enum Fence {
     /// `fence`, `membar`; of scope `.cta` or wider, in one direction or both.
     Memory { within_cta: bool, acquire: bool, release: bool },
-    /// `fence.proxy.async`.
-    ProxyAsync,
+    /// `fence.proxy.async`, for shared memory, global memory or both.
+    ProxyAsync { shared: bool, global: bool },
     /// `fence.mbarrier_init`: what follows publishes the initialisations of mbarriers, even if it is relaxed.
     MbarrierInit,
     /// Fences without effect here: `fence.proxy.alias`.

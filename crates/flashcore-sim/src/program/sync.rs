@@ -22,7 +22,9 @@ pub(super) fn decode(cx: &Context<'_>, inst: &Inst) -> Decoded<Uop> {
             Uop::AcquireMap { place: cx.addr(&inst.operands[0])? }
         }
         Op::FenceProxy if inst.has(Mod::Async) || inst.has(Mod::AsyncGeneric) => {
-            Uop::Fence(Fence::ProxyAsync)
+            let named = |spaces: &[Mod]| spaces.iter().any(|space| inst.has(*space));
+            let only_shared = named(&[Mod::SharedCta, Mod::SharedCluster, Mod::AsyncGeneric]);
+            Uop::Fence(Fence::ProxyAsync { shared: !named(&[Mod::Global]), global: !only_shared })
         }
         Op::FenceProxy => Uop::Fence(Fence::Other),
         Op::FenceMbarrierInit => Uop::Fence(Fence::MbarrierInit),

@@ -68,6 +68,8 @@ pub(crate) struct Order {
     pub(crate) release: bool,
     /// Whether it is strong for the own CTA alone: `.cta`.
     pub(crate) within_cta: bool,
+    /// Whether it goes through the cache of memory that nobody writes: `.nc`.
+    pub(crate) non_coherent: bool,
 }
 
 /// What an instruction does.

@@ -160,7 +160,7 @@ impl Step<'_, '_> {
 
     /// Judges the reads of a load from global memory.
     fn read_rows(&mut self, lane: usize, copy: &RowCopy) -> Outcome<()> {
-        let name = self.own_name(false);
+        let name = Name { proxy: Proxy::Async, ..self.own_name(false) };
         for row in copy.rows.iter().filter(|r| r.inside > 0) {
             let len = row.inside as usize;
             let range = self.global_range(lane, row.address, len)?;

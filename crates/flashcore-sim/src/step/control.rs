@@ -94,6 +94,7 @@ impl Step<'_, '_> {
             self.report(FindingKind::Undrained, self.first_lane(), text);
         }
         self.check_visits();
+        self.check_resizes();
         // What still comes counts: an mbarrier may have been told to expect less.
         self.machine.complete_all(|job| lands_here(&job.work));
         let leftover = self.machine.ctas[cta].mbarriers.iter().find(|(_, b)| b.tx() != 0);
@@ -115,33 +116,6 @@ impl Step<'_, '_> {
         let warps = self.machine.warps_of(cta);
         let known = |agent| warps.iter().map(|w| w.clock.union(u32::MAX).seen.get(agent)).max().unwrap_or(0);
         claims.into_iter().any(|(agent, clock)| known(agent) < clock)
-    }
-
-    /// `setmaxnreg`: warps of a warpgroup, one by one; growing waits for the pool.
-    pub(super) fn set_max_registers(&mut self, count: u32, grow: bool) -> Outcome {
-        if let Some(flow) = self.aligned("setmaxnreg")? {
-            return Ok(flow);
-        }
-        let budget = self.machine.warps[self.warp].budget;
-        if (grow && count < budget) || (!grow && count > budget) {
-            let text = format!("the warp has {budget} registers a thread, which {count} does not follow");
-            return self.halt(FindingKind::RegisterPool, self.first_lane(), text);
-        }
-        let pool = &mut self.machine.ctas[self.cta].pool;
-        if grow {
-            if *pool < count - budget {
-                return Ok(Flow::Wait(Wait::Registers));
-            }
-            *pool -= count - budget;
-        } else {
-            *pool += budget - count;
-        }
-        self.machine.warps[self.warp].budget = count;
-        self.machine.effect();
-        for warp in self.machine.warps_of(self.cta) {
-            warp.wake(|wait| wait == Wait::Registers);
-        }
-        Ok(Flow::Next)
     }
 }
 

@@ -16,6 +16,7 @@ mod memory;
 mod mma;
 mod order;
 mod print;
+mod registers;
 mod scalar;
 mod sparse;
 mod tensor;

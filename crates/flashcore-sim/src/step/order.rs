@@ -4,7 +4,7 @@ use super::{Flow, Outcome, Step};
 use crate::{
     check::{
         clock::{AgentKind, Knowledge, VClock},
-        global::{GlobalAccess, GlobalConflict},
+        global::{GlobalAccess, GlobalConflict, GlobalFault},
         race::{Accessor, Conflict, Proxy},
     },
     finding::FindingKind,
@@ -35,7 +35,8 @@ impl Step<'_, '_> {
 
     /// The warp's own name in an access of that order.
     pub(super) fn name_for(&self, order: Order) -> Name {
-        Name { within_cta: order.within_cta, ..self.own_name(order.strong) }
+        let proxy = if order.non_coherent { Proxy::NonCoherent } else { Proxy::Generic };
+        Name { within_cta: order.within_cta, proxy, ..self.own_name(order.strong) }
     }
 
     /// The number of the cluster in the grid.
@@ -153,10 +154,12 @@ impl Step<'_, '_> {
 
     /// Judges and enters an access to global memory.
     pub(super) fn order_global(&mut self, lane: usize, address: u64, len: usize, write: bool, name: Name) {
-        if !self.machine.context.options.checks.race || len == 0 {
+        let checks = self.machine.context.options.checks;
+        if !(checks.race || checks.proxy) || len == 0 {
             return;
         }
         let cluster = self.cluster_number();
+        self.machine.wrote_global |= write && name.proxy == Proxy::Generic;
         if !write && self.is_suspect(address, len, name.clock) {
             return self.tolerate(address, "somebody else");
         }
@@ -169,35 +172,68 @@ impl Step<'_, '_> {
             home: warp.agent,
             strong: name.strong,
             within_cta: name.within_cta,
+            proxy: name.proxy,
         };
         let verdict = match self.machine.global.find(address, len) {
             Ok((allocation, range)) if write => allocation.shadow.write(range, &who),
             Ok((allocation, range)) => allocation.shadow.read(range, &who),
             Err(_) => Ok(()),
         };
-        if let Err(GlobalConflict { cluster: other, agent, clock, was_write, was_strong }) = verdict {
-            let plain = !name.strong && !was_strong && name.proxy == Proxy::Generic;
-            if plain && !write && self.tolerant {
-                return self.tolerate(address, &cluster_in_words(other, cluster));
+        match verdict {
+            Err(GlobalFault::Unordered(conflict)) if checks.race => {
+                self.report_global_race(lane, (address, len), write, name, conflict);
             }
-            if plain && write && !was_write && self.suspect((other, agent, clock), address, len) {
-                return;
+            Err(GlobalFault::Unfenced { cluster: other }) if checks.proxy => {
+                let (writer, what) =
+                    (cluster_in_words(other, cluster), self.machine.global.describe(address));
+                let verb = if write { "overwrites" } else { "reads" };
+                let text = format!(
+                    "the async proxy {verb} global memory written by {writer}, without fence.proxy.async: {what}"
+                );
+                self.report(FindingKind::MissingProxyFence, lane, text);
             }
-            let own = self.machine.warps[self.warp].agent;
-            let reader = match (write, was_write) {
-                (false, true) if was_strong && !name.strong => Some((cluster, own)),
-                (true, false) if name.strong => Some((other, agent)),
-                _ => None,
-            };
-            let (verb, past) =
-                (if write { "write to" } else { "read of" }, if was_write { "written" } else { "read" });
-            let place = cluster_in_words(other, cluster);
-            let what = self.machine.global.describe(address);
-            let text = format!("{verb} global memory {past} by {place}, without order between: {what}");
-            let same = write && was_write && !name.strong && !was_strong && self.rewrites;
-            let kind = if same { FindingKind::SameValueRace } else { FindingKind::GlobalRace };
-            self.defer_or(reader, (None, address / 4), |step| step.report(kind, lane, text));
+            Err(GlobalFault::Stale { cluster: other }) if checks.race => {
+                let (writer, what) =
+                    (cluster_in_words(other, cluster), self.machine.global.describe(address));
+                let text = format!("ld.global.nc of memory that {writer} has written: {what}");
+                self.report(FindingKind::NonCoherentRead, lane, text);
+            }
+            _ => {}
         }
+    }
+
+    /// Reports an access to global memory that nothing orders after an earlier one, or leaves that for later.
+    fn report_global_race(
+        &mut self,
+        lane: usize,
+        (address, len): (u64, usize),
+        write: bool,
+        name: Name,
+        conflict: GlobalConflict,
+    ) {
+        let GlobalConflict { cluster: other, agent, clock, was_write, was_strong } = conflict;
+        let cluster = self.cluster_number();
+        let plain = !name.strong && !was_strong && name.proxy != Proxy::Async;
+        if plain && !write && self.tolerant {
+            return self.tolerate(address, &cluster_in_words(other, cluster));
+        }
+        if plain && write && !was_write && self.suspect((other, agent, clock), address, len) {
+            return;
+        }
+        let own = self.machine.warps[self.warp].agent;
+        let reader = match (write, was_write) {
+            (false, true) if was_strong && !name.strong => Some((cluster, own)),
+            (true, false) if name.strong => Some((other, agent)),
+            _ => None,
+        };
+        let (verb, past) =
+            (if write { "write to" } else { "read of" }, if was_write { "written" } else { "read" });
+        let place = cluster_in_words(other, cluster);
+        let what = self.machine.global.describe(address);
+        let text = format!("{verb} global memory {past} by {place}, without order between: {what}");
+        let same = write && was_write && !name.strong && !was_strong && self.rewrites;
+        let kind = if same { FindingKind::SameValueRace } else { FindingKind::GlobalRace };
+        self.defer_or(reader, (None, address / 4), |step| step.report(kind, lane, text));
     }
 
     /// Acquire and release through a location: what strong accesses publish and learn.
@@ -303,6 +339,8 @@ impl Step<'_, '_> {
 
     pub(super) fn fence(&mut self, kind: Fence) -> Outcome {
         let (mask, live) = (self.mask, self.live());
+        let cluster = self.cluster_number();
+        let wrote_global = self.machine.wrote_global;
         let warp = &mut self.machine.warps[self.warp];
         match kind {
             Fence::Memory { within_cta, acquire, release } => {
@@ -321,7 +359,14 @@ impl Step<'_, '_> {
                     warp.clock.at_fence = warp.clock.at_cta_fence.clone();
                 }
             }
-            Fence::ProxyAsync => warp.clock.proxy_fence(warp.agent, mask),
+            Fence::ProxyAsync { shared, global } => {
+                if global && wrote_global {
+                    warp.clock.global_proxy_fence(warp.agent, cluster);
+                }
+                if shared {
+                    warp.clock.proxy_fence(warp.agent, mask);
+                }
+            }
             Fence::MbarrierInit => warp.clock.inits_at_fence = warp.clock.release(warp.agent, mask).seen,
             Fence::Other => {}
         }

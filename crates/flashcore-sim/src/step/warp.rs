@@ -36,18 +36,14 @@ impl Step<'_, '_> {
         Ok(Err(Flow::Wait(Wait::Lanes)))
     }
 
-    /// Runs `act` for the members of a mask.
+    /// Runs `act` for the members of a mask. That alone orders no memory: CUDA's guide says of shuffles, votes, matches
+    /// and reductions that they imply no barrier.
     fn together(&mut self, mask: Src, act: impl FnOnce(&mut Self, u32)) -> Outcome {
         match self.members(mask)? {
             Err(flow) => Ok(flow),
             Ok(members) => {
                 let all = self.mask;
                 self.mask = members;
-                if members == self.live() {
-                    self.meet();
-                } else {
-                    self.meet_some(members);
-                }
                 act(self, members);
                 Ok(if members == all { Flow::Next } else { Flow::NextFor(members) })
             }
@@ -55,7 +51,13 @@ impl Step<'_, '_> {
     }
 
     pub(super) fn warp_sync(&mut self, mask: Src) -> Outcome {
-        self.together(mask, |_, _| {})
+        self.together(mask, |step, members| {
+            if members == step.live() {
+                step.meet();
+            } else {
+                step.meet_some(members);
+            }
+        })
     }
 
     pub(super) fn shuffle(

@@ -177,6 +177,37 @@ fn findings_tell_where() {
 }
 
 #[test]
+fn a_wrong_number_of_registers_is_told_with_where_the_other_came_from() {
+    let launched = "`setmaxnreg.inc` names 200 registers a thread, fewer than the 255 that the warp has since its launch: as";
+    for (directive, body, expected) in [
+        ("", "setmaxnreg.inc.sync.aligned.u32 200;", launched),
+        (
+            ".maxnreg 240",
+            "setmaxnreg.inc.sync.aligned.u32 200;",
+            "the 240 that the warp has since its launch, by `.maxnreg`",
+        ),
+        (
+            ".maxnreg 240",
+            "setmaxnreg.dec.sync.aligned.u32 200; setmaxnreg.dec.sync.aligned.u32 208;",
+            "names 208 registers a thread, more than the 200 that the warp has since its last `setmaxnreg`",
+        ),
+    ] {
+        let text = format!(
+            ".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry k() .maxntid 128,1,1 {directive}\n{{ {body} ret; }}"
+        );
+        let parsed = parse(&text).expect("PTX");
+        let spec = copy_spec().tap(|s| {
+            (s.entry, s.params, s.workspace) = (Ident::new("k").expect("a name"), Vec::new(), Vec::new());
+            s.block = [128, 1, 1];
+        });
+        let launch = Launch { module: &parsed.module, provenance: None, spec: &spec, buffers: Vec::new() };
+        let outcome = launch.run(&Options::new()).expect("a launch");
+        let finding = outcome.errors().next().expect("a finding");
+        assert!(finding.kind == FindingKind::RegisterPool && finding.message.contains(expected), "{finding}");
+    }
+}
+
+#[test]
 fn names_on_the_command_line_are_read() {
     assert!(Schedule::ALL.into_iter().all(|s| Schedule::parse(s.name()) == Some(s)));
     assert_eq!(CheckSet::parse("all"), Ok(CheckSet::ALL));

@@ -73,8 +73,11 @@ const FAULTY: &str = "
 ";
 
 fn run(entry: &str, n: u32) -> Result<Outcome, SimError> {
-    let parsed =
-        parse_lenient("test.ptx", &format!("{PROGRAM}{FAULTY}")).expect("a text whose gaps are kept");
+    run_text(&format!("{PROGRAM}{FAULTY}"), entry, n)
+}
+
+fn run_text(text: &str, entry: &str, n: u32) -> Result<Outcome, SimError> {
+    let parsed = parse_lenient("test.ptx", text).expect("a text whose gaps are kept");
     let spec = LaunchSpec {
         entry: Ident::new(entry).expect("a name"),
         grid: [1; 3],
@@ -135,6 +138,43 @@ fn faults_before_it_are_told() {
     assert!(outcome.halted && !outcome.is_clean());
     let text = outcome.findings[1].to_string();
     assert!(text.contains("the launch ended here: line") && text.contains("`frob.u32 %n`"), "{text}");
+}
+
+/// Kernels of one wrong instruction, with what is said about it.
+const INVALID: &[(&str, &str)] = &[
+    ("bar.sync 16", "operand 1 of `bar.sync` must be"),
+    ("bar.sync 1, 48", "operand 2 of `bar.sync` must be"),
+    ("min.u32 %n, %n", "`min.u32` takes 3 operands, not 2"),
+    ("mov.u32 zz, 1", "not `zz`, which is not declared as a register"),
+    ("st.param.u32 [n], 1", "parameters of a kernel are only read"),
+];
+
+#[test]
+fn wrong_text_is_called_wrong_and_not_unsupported() {
+    for (wrong, reason) in INVALID {
+        let error = run_text(&one_instruction(wrong), "one", 1).expect_err("an invalid instruction");
+        let SimError::Invalid { place, reason: r, .. } = &error else { panic!("{wrong}: {error:?}") };
+        assert!(r.contains(reason), "{error}");
+        assert!(place.ends_with('8'), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("is not valid PTX") && !text.contains("not supported"), "{text}");
+    }
+    let outcome = run_text(&one_instruction("min.u32 %n, %n, 1; bar.sync 15"), "one", 1);
+    assert!(outcome.expect("a launch").is_clean());
+}
+
+#[test]
+fn an_undeclared_name_is_told_with_its_line() {
+    let error = run_text(&one_instruction("mov.u32 %n, nobody"), "one", 1).expect_err("an undeclared name");
+    assert_eq!(error.to_string(), "test.ptx:8, in `one`: `nobody` is not declared");
+}
+
+/// A kernel whose eighth line, from 1, is the instruction.
+fn one_instruction(inst: &str) -> String {
+    format!(
+        "\n.version 8.4\n.target sm_90\n.address_size 64\n.visible .entry one(.param .u64 to, .param .u32 n)\n{{\n\
+         .reg .b32 %n; ld.param.u32 %n, [n];\n{inst};\nret;\n}}\n"
+    )
 }
 
 /// What is written, assembled or verified must be known; and what no table could make right is refused by both.
