@@ -70,6 +70,22 @@ def number(name: str, value: Any) -> float:
     return float(value)
 
 
+def single(name: str, value: Any) -> float:
+    """A number that float32 can hold; others are told as the caller wrote them, not as float32 has them."""
+    given = number(name, value)
+    if 0 < abs(given) <= 2.0**-150 or 2.0**128 - 2.0**103 <= abs(given) < float("inf"):
+        raise ValueError(f"{name} {given} does not fit in float32; give a magnitude from 1e-45 to 3.4e38")
+    return given
+
+
+def probability(name: str, value: Any) -> float:
+    """A number that is not 1 in float32 unless it is 1; what is no probability is told where it is used."""
+    given = number(name, value)
+    if given != 1 and 1 - 2.0**-25 <= given <= 1 + 2.0**-24:
+        raise ValueError(f"{name} {given} is 1 in float32 but must be below: the probability that a weight is dropped")
+    return given
+
+
 def real(name: str, value: Any) -> float:
     """A number, be it in a tensor with one."""
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import _frameworks, _native
-from ._arguments import count, number
+from ._arguments import count, probability as checked
 from ._frameworks import seed_number
 from ._words import retell
 
@@ -34,7 +34,7 @@ def dropout_mask(probability: float, seed: Any, sequences: int, heads: int, quer
     instead = "pass how many there are"
     named = {"sequences": sequences, "heads": heads, "queries": queries, "keys": keys}
     extents = [count(name, value, instead) for name, value in named.items()]
-    probability, bits = number("probability", probability), seed_number("seed", seed) % 2**64
+    probability, bits = checked("probability", probability), seed_number("seed", seed) % 2**64
     try:
         mask = _native.dropout_mask(probability, bits, extents)
     except ValueError as error:

@@ -15,7 +15,10 @@ from ._words import retell
 
 OF_DROPOUT = {"dropout": "dropout_p", "seed": "dropout_seed"}
 """What it calls the arguments of dropout."""
+DESCALES = "k_descale and v_descale"
+"""What it calls factors."""
 WORDS = {"queries": "cu_seqlens_q", "table": "block_table", "scale": "softmax_scale", "slopes": "alibi_slopes"} | OF_DROPOUT
+WORDS |= {"factors": DESCALES}
 """What FlashAttention calls arguments over packed sequences."""
 
 
@@ -76,7 +79,7 @@ def flash_attn_func(
         result = run(*tidied(q, k, v), options, values, return_attn_probs, None)
         return (*result, _probabilities.of_batch(q, k, options, alibi_slopes, seed)) if return_attn_probs else result
     except Exception as error:
-        retell(error, scale="softmax_scale", slopes="alibi_slopes", **OF_DROPOUT)
+        retell(error, scale="softmax_scale", slopes="alibi_slopes", factors=DESCALES, **OF_DROPOUT)
         raise
 
 
@@ -212,7 +215,9 @@ def _parts(q: Any, packed: Any, used_q: Any, used_k: Any, chunk: int, block_tabl
         instead = "use flash_attn_with_kvcache for chunks"
         raise NotImplementedError(f"seqused_q and attention_chunk do not go with keys in pages; {instead}")
     if getattr(slopes, "ndim", 1) > 1:
-        raise NotImplementedError("slopes of each sequence do not go with seqused_q, seqused_k and attention_chunk; pass one per head")
+        asked = (("seqused_q", used_q is not None), ("seqused_k", used_k is not None), ("attention_chunk", chunk))
+        given = " and ".join(name for name, there in asked if there)
+        raise NotImplementedError(f"slopes of each sequence cannot be combined with {given}; pass one per head")
     if packed.query_offsets is None or packed.key_offsets is None:
         raise ValueError("packed sequences need cu_seqlens_q and cu_seqlens_k; pass both")
     return _sequences.cut(q, packed, used_q, used_k, chunk)

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 from . import _frameworks, _latent, _sequences
 from ._arguments import bound, count, whole
 from ._attention import run, straight
-from ._flash_attn import asked, descales, logits, name_of_sinks
+from ._flash_attn import DESCALES, asked, descales, logits, name_of_sinks
 from ._new_keys import NewKeys, is_number
 from ._options import NONE, Values
 from ._widen import widened
 from ._words import retell
 
-WORDS = {"queries": "cu_seqlens_q", "keys": "cache_seqlens", "table": "block_table", "scale": "softmax_scale"}
+WORDS = {"queries": "cu_seqlens_q", "keys": "cache_seqlens", "table": "block_table", "scale": "softmax_scale", "factors": DESCALES}
 WORDS |= {"rows": "k_cache", "slopes": "alibi_slopes", "rotary": "rotary_cos and rotary_sin"}
 """What the function calls its arguments."""
 
@@ -133,7 +133,8 @@ def flash_attn_with_kvcache(
         lengths = _lengths(cache_seqlens, k_cache, table, sequences)
         if attention_chunk:
             if out is not None or getattr(alibi_slopes, "ndim", 1) > 1:
-                raise NotImplementedError("chunks do not go with out, and slopes of each sequence; pass attention_chunk=0")
+                given = "alibi_slopes of each sequence" if out is None else "out"
+                raise NotImplementedError(f"attention_chunk does not go with {given}; pass attention_chunk=0, or omit it")
             chunk = count("attention_chunk", attention_chunk, "pass 0 for one chunk")
             packed = asked(causal, window_size, softmax_scale, softcap, "packed", batch_invariant)
             how = (packed, logit, alibi_slopes, factors, return_softmax_lse)

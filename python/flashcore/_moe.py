@@ -56,9 +56,11 @@ def moe(
         alpha: see `activation`.
         limit: see `activation`.
         interleaved: gates and ups alternate in `gate_up`; by default gates are the first half.
-        transposed: gate_up is experts x hidden x 2*intermediate, and down experts x intermediate x hidden.
+        transposed: gate_up is experts x hidden x 2*intermediate, and down experts x intermediate x hidden; those of
+            `shared_expert` too.
         biases: biases of both products: experts x 2*intermediate, and experts x hidden.
-        shared_expert: gate_up and down of an expert that every token passes through, with a weight of 1.
+        shared_expert: gate_up and down of an expert that every token passes through, with a weight of 1: matrices that lie
+            as those of the other experts do, with `interleaved` and `transposed`, or 1 x such a matrix.
         experts: (first, of): the weights are those of the experts from `first` on, out of `of`; others add nothing.
         batch_invariant: a token's bits do not depend on the other tokens.
         out: where to write the result; a new tensor like x where None.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from . import _frameworks, _native
-from ._arguments import count, flag, number, text
+from ._arguments import count, flag, probability, single, text
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,12 @@ class Options:
             left=self.left,
             right=self.right,
             top_left=self.top_left,
-            scale=None if self.scale is None else number("scale", self.scale),
-            softcap=None if self.softcap is None else number("softcap", self.softcap),
+            scale=None if self.scale is None else single("scale", self.scale),
+            softcap=None if self.softcap is None else single("softcap", self.softcap),
             accumulate=self.accumulate,
             shift=self.shift,
             batch_invariant=self.batch_invariant,
-            dropout=self.dropout,
+            dropout=None if self.dropout is None else probability("dropout", self.dropout),
         )
         object.__setattr__(self, "ready", made)
         return made

@@ -41,8 +41,9 @@ def quantise(
 ) -> Quantised:
     """Quantises a tensor to 8-bit floats; each float times its factor approximates the number it was.
 
-    A factor maps the largest magnitude among its numbers to the largest float (448 or 57344). Infinities become the largest
-    float and NaN stays NaN; neither affects factors.
+    A factor maps the largest magnitude among its numbers to the largest float (448 or 57344). No factor is below 2**-48, so
+    that tensors of numbers below about 3e-18 (3e-20 in e5m2) become zeros: multiply such tensors first. Infinities become the
+    largest float and NaN stays NaN; neither affects factors.
 
     Args:
         x: a torch tensor or a NumPy array (with ml_dtypes) of float16, bfloat16 or float32, with 2 to 4 dimensions in the
@@ -53,7 +54,8 @@ def quantise(
         rows: rows of a block.
         group: how many neighbouring heads share a factor per head; for queries, the query heads of a key head.
         centred: subtract each head's mean over its rows first. Attention over such keys is the same except for its
-            log-sum-exp, which lacks ``scale * q @ mean``.
+            log-sum-exp, which lacks ``scale * q @ mean``. A number whose distance from the mean float32 cannot hold counts
+            as infinite.
         lengths: how many rows each batch entry uses; the others are not read and become zeros.
         turned: write values transposed, as `attention` with ``turned=True`` reads them: batch x heads x (dim + 8) x rows,
             padded to a multiple of 128, whatever the layout, in a private order. For e4m3, a dim that is a multiple of

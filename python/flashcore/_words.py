@@ -9,7 +9,7 @@ import re
 
 TOLD = (TypeError, ValueError, NotImplementedError, BufferError)
 """What says that an argument is wrong; other errors name none."""
-TENSOR = r"(?<!pass )(?<!and )\b{}\b"
+TENSOR = r"(?<!pass )(?<!pass k and )\b{}\b"
 """A tensor of one letter in a message; "pass k and v" is in the caller's words already."""
 PATTERNS = {
     "queries": [(r"\boffset (\d+) of q\b", r"{}[\1]"), (r"\bquery[ _](?:lengths|offsets)\b", "{}"), (r"\b(\d+) used lengths for q\b", r"{} has \1 numbers")],
@@ -37,6 +37,7 @@ PATTERNS = {
     "offsets": [(r"\boffsets\b", "{}")],
     "dropout": [(r"(?<!the )\bdropout\b", "{}")],
     "seed": [(r"\bthe seed\b", "{}")],
+    "factors": [(r"(?<=tensors have no )factors\b", "{}")],
 }
 """What the core and the extension say, by what it is."""
 

@@ -276,6 +276,8 @@ def test_mistakes_with_caches_are_told():
         flashcore.attention(q, *narrow, factors=(1.0, 1.0, 1.0), layout="bshd")
     with raises(ValueError, "q_descale is for queries of 8 bits"):
         flashcore.flash_attn_with_kvcache(q, *narrow, q_descale=scales, k_descale=scales)
+    with raises(TypeError, "^k_cache and v_cache are e5m2 but q is bf16"):
+        flashcore.flash_attn_with_kvcache(q, *(x.to(torch.bfloat16).to(torch.float8_e5m2) for x in narrow))
     with raises(TypeError, "16-bit queries over an e4m3 cache"):
         flashcore.attention(q.float(), *narrow, layout="bshd")
     with raises(ValueError, "factors of k for a batch of 8 with 2 key heads"):

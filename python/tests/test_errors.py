@@ -35,7 +35,18 @@ MISTAKES = {
     "backwards": (lambda: flashcore.attention(*[Q[:, ::-1]] * 3), ValueError, "strides must not be negative"),
     "scale": (lambda: flashcore.attention(Q, Q, Q, scale=-1.0), ValueError, "scale -1 must be finite and positive"),
     "softcap": (lambda: flashcore.attention(Q, Q, Q, softcap=0.0), ValueError, "softcap 0 must be"),
+    "large scale": (lambda: flashcore.attention(Q, Q, Q, scale=1e300), ValueError, r"^scale 1e\+300 does not fit in float32"),
+    "small scale": (lambda: flashcore.attention(Q, Q, Q, scale=1e-46), ValueError, "^scale 1e-46 does not fit in float32"),
+    "endless scale": (lambda: flashcore.attention(Q, Q, Q, scale=float("inf")), ValueError, "scale inf must be finite"),
+    "large softcap": (lambda: flashcore.attention(Q, Q, Q, softcap=4e38), ValueError, r"^softcap 4e\+38 does not fit"),
+    "nearly all": (
+        lambda: flashcore.attention(Q, Q, Q, dropout=0.999999999, dropout_seed=1),
+        ValueError,
+        "^dropout 0.999999999 is 1 in float32 but must be below",
+    ),
+    "nearly all of a mask": (lambda: flashcore.dropout_mask(0.999999999, 1, 1, 1, 2, 2), ValueError, "^probability 0.999999999 is 1"),
     "sinks": (lambda: flashcore.attention(Q, Q, Q, sinks=[1.0]), ValueError, "1 sinks for 4 query heads"),
+    "column of sinks": (lambda: flashcore.attention(Q, Q, Q, sinks=np.zeros((4, 1), "f4")), ValueError, r"of shape \(4,\) and contiguous"),
     "scale by text": (lambda: flashcore.attention(Q, Q, Q, scale="1"), TypeError, "scale is '1', which is not a number"),
     "softcap by text": (lambda: flashcore.attention(Q, Q, Q, softcap="1"), TypeError, "softcap is '1', which is not"),
     "one sink": (lambda: flashcore.attention(Q, Q, Q, sinks=1.0), TypeError, "sinks is 1.0.*one logit per query head"),
@@ -153,7 +164,7 @@ def test_mistakes(name):
 
 TURNED, CACHES = Q.swapaxes(1, 2), np.zeros((6, 16, 4, 16), "float32")
 """Batch x sequence x heads x dim, and six pages."""
-TABLE, FRACTIONS = [[0, 1], [2, 3]], np.array([2.5, 3.0])
+TABLE, FRACTIONS, ONES = [[0, 1], [2, 3]], np.array([2.5, 3.0]), np.ones((2, 4), "float32")
 
 
 def by_name(function, *tensors, **options):
@@ -195,6 +206,25 @@ WORDS = {
     "full cache": (kvcache(k=TURNED, v=TURNED, v_cache=CACHES[2:4], cache_seqlens=[9, 8]), ValueError, "uses 17 rows of k_cache, which has 16"),
     "table of a cache": (kvcache(k_cache=CACHES, v_cache=CACHES, block_table=TABLE[:1]), ValueError, "^block_table holds 2"),
     "table by its other name": (kvcache(k_cache=CACHES, v_cache=CACHES, page_table=[[9], [1]]), ValueError, "page 9 .column 0 of page_table"),
+    "descales of a wide cache": (
+        kvcache(k_descale=ONES, v_descale=ONES), ValueError, "^f32 tensors have no k_descale and v_descale, which are for e4m3.*omit them"
+    ),
+    "descales of wide tensors": (varlen(k_descale=ONES), ValueError, "^f32 tensors have no k_descale and v_descale"),
+    "chunks and slopes": (
+        kvcache(attention_chunk=2, alibi_slopes=np.ones((2, 4), "f4")),
+        NotImplementedError,
+        "^attention_chunk does not go with alibi_slopes of each sequence; pass",
+    ),
+    "chunks and out": (kvcache(attention_chunk=2, out=TURNED), NotImplementedError, "^attention_chunk does not go with out; pass"),
+    "chunks of packed and slopes": (
+        varlen(attention_chunk=2, alibi_slopes=np.ones((2, 4), "f4")),
+        NotImplementedError,
+        "^alibi_slopes of each sequence cannot be combined with attention_chunk; pass one per head",
+    ),
+    "large softmax_scale": (varlen(softmax_scale=1e300), ValueError, r"^softmax_scale 1e\+300 does not fit in float32"),
+    "nearly all of dropout_p": (
+        by_name("scaled_dot_product_attention", Q, Q, Q, dropout_p=0.999999999, dropout_seed=1), ValueError, "^dropout_p 0.999999999 is 1"
+    ),
     "half an embedding": (kvcache(k=TURNED, v=TURNED, rotary_cos=Q[0, 0]), ValueError, "needs rotary_cos and rotary_sin; pass both"),
     "flat embedding": (kvcache(k=TURNED, v=TURNED, v_cache=CACHES[2:4], rotary_cos=Q[0, 0, 0], rotary_sin=Q[0, 0, 0]), ValueError, "positions x half"),
     "query": (by_name("scaled_dot_product_attention", Q.astype("i4"), Q, Q), TypeError, r"^query is int32.*query.astype"),

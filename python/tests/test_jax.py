@@ -2,7 +2,7 @@
 
 import flashcore
 import numpy as np
-from harness import JAX, Skip, band_mask, cases, normal, raises, reference
+from harness import JAX, Skip, band_mask, cases, need_torch, normal, raises, reference
 
 TOLERANCE = {"float32": 3e-5, "float16": 1e-2, "bfloat16": 6e-2}
 SHAPES = {"bhsd": (2, 4, 24, 16), "bshd": (2, 24, 4, 16)}
@@ -148,6 +148,45 @@ def test_other_transformations():
     keys, queries = np.asarray(k), np.asarray(q)
     same(jax.grad(lambda x: flashcore.attention(x, keys, keys).sum())(q), jax.grad(lambda x: flashcore.attention(x, k, k).sum())(q), 0)
     same(jax.jit(lambda x: flashcore.attention(queries, x, x))(k), flashcore.attention(q, k, k), 0)
+
+
+def test_gradients_through_scan_are_exact():
+    """They have the bits of a plain loop, and are near float64 although layers multiply what each rounds."""
+    jax, torch = need(), need_torch()
+    x, causal = normal(2, 4, 10, 16), torch.ones(10, 10, dtype=torch.bool).tril()
+    layer = lambda x: flashcore.attention(x, x, x, causal=True) * 0.9 + x
+    of_scan = lambda x: (jax.lax.scan(lambda x, _: (layer(x), None), x, None, length=4)[0] ** 2).sum()
+    of_loop = lambda x: (layer(layer(layer(layer(x)))) ** 2).sum()
+    got, plain = (jax.jit(jax.grad(f))(JAX.make(x, "float32")) for f in (of_scan, of_loop))
+    same(got, plain, 1e-6)
+    exact = torch.tensor(x.astype("float32")).double().requires_grad_()
+    y = exact
+    for _ in range(4):
+        weights = (y @ y.mT / 4).masked_fill(~causal, float("-inf")).softmax(-1)
+        y = weights @ y * 0.9 + y
+    y.square().sum().backward()
+    wanted = exact.grad.numpy()
+    assert np.abs(JAX.read(got) - wanted).max() <= 1e-4 * np.abs(wanted).max()
+
+
+def test_what_has_no_gradients_says_so():
+    """Forward mode and second-order gradients: errors of JAX's."""
+    jax = need()
+    q = three()[0]
+    call = lambda x: flashcore.attention(x, x, x, causal=True)
+    with raises(TypeError, "forward-mode.*custom_vjp"):
+        jax.jvp(call, (q,), (q,))
+    if hasattr(jax, "ffi"):
+        with raises(ValueError, "FFI call.*cannot be differentiated"):
+            jax.grad(lambda x: jax.grad(lambda x: call(x).sum())(x).sum())(q)
+
+
+def test_lengths_out_of_range_are_told_when_the_program_runs():
+    jax = need()
+    q, k, v = three()
+    compiled = jax.jit(lambda n: flashcore.attention(q, k, v, key_lengths=n))
+    with raises(jax.errors.JaxRuntimeError, "uses 99 rows of k, which has 24"):
+        jax.block_until_ready(compiled(JAX.make(np.array([24, 99]), "int32")))
 
 
 def test_shard_map():

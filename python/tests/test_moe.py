@@ -137,6 +137,22 @@ def test_a_shared_expert_is_added():
     assert np.abs(shared - routed - alone).max() < 1e-4
 
 
+def test_a_shared_expert_lies_as_the_others_do():
+    x, gate_up, down, ids, weights = (array.astype("float32") for array in layer())
+    ids = ids.astype("int32")
+    routed = (x, gate_up.swapaxes(1, 2), down.swapaxes(1, 2), ids, weights)
+    wanted = flashcore.moe(x, gate_up, down, ids, weights, shared_expert=(gate_up[0], down[0]))
+    for shared in ((gate_up[0].T, down[0].T), tuple(tensor[:1] for tensor in routed[1:3])):
+        assert np.abs(flashcore.moe(*routed, transposed=True, shared_expert=shared) - wanted).max() < 1e-5
+    order = "with transposed gate_up is experts x hidden x 2.intermediate and down experts x intermediate x hidden"
+    with raises(ValueError, f"^shared_expert gate_up has 48 rows but 32 are needed to match x; {order}, those of a shared expert too"):
+        flashcore.moe(*routed, transposed=True, shared_expert=(gate_up[0], down[0]))
+    with raises(ValueError, f"^down has 5 columns but 32 are needed to match x; {order}"):
+        flashcore.moe(*routed[:2], down[:, :24, :5], *routed[3:], transposed=True)
+    with raises(ValueError, "^gate_up is 5x32x47: with transposed it needs .* an even number of columns"):
+        flashcore.moe(x, routed[1][..., 1:], *routed[2:], transposed=True)
+
+
 def test_vllm_arguments():
     x, gate_up, down, ids, weights = (array.astype("float32") for array in layer())
     ids = ids.astype("int32")

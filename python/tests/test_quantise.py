@@ -51,6 +51,26 @@ def test_centred_tensors_come_with_their_means_and_unused_rows_are_zeros():
     assert (narrow.values[1, :, 20:].float() == 0).all() and narrow.factors.max() < 5 / 448
 
 
+def test_means_whose_sums_overflow_are_finite():
+    torch = need_torch()
+    for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
+        x = torch.full((200, 16), 3e38, device=device)
+        narrow = flashcore.quantise(x, centred=True)
+        assert torch.allclose(narrow.means, x[:1], rtol=1e-5)
+        assert ((narrow.values.float() * narrow.factors).abs() <= 1e-4 * 3e38).all()
+        largest = torch.finfo(torch.float32).max
+        assert torch.isfinite(flashcore.quantise(torch.full_like(x, largest), centred=True).means).all()
+
+
+@cases(dtype=["e4m3", "e5m2"])
+def test_factors_have_a_floor(dtype):
+    torch = need_torch()
+    least = {"e4m3": 3e-18, "e5m2": 2.5e-20}[dtype]
+    for size, kept in ((least, False), (2 * least, True)):
+        narrow = flashcore.quantise(torch.full((4, 16), size), dtype)
+        assert narrow.factors.item() == 2.0**-48 and (narrow.values.float() > 0).all() == kept
+
+
 def test_numpy_has_floats_of_ml_dtypes():
     import numpy
 

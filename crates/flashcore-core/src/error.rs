@@ -176,7 +176,7 @@ pub enum ProblemError {
         dtype: DType,
     },
     /// Factors of tensors that have bits enough.
-    #[error("{dtype} tensors have no factors; omit the factors, or pass e4m3 or e5m2 tensors")]
+    #[error("{dtype} tensors have no factors, which are for e4m3 and e5m2 tensors; omit them")]
     ScaledDType {
         /// The tensors' type.
         dtype: DType,

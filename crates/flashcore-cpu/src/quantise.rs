@@ -84,15 +84,16 @@ impl<T: Lane> Input<'_, T> {
         (0..self.used_rows(batch)).map(move |seq| &self.x[start(seq)..][..self.problem.dims().dim])
     }
 
-    /// The mean of each feature of a plane; what is not finite counts as nothing.
+    /// The mean of each feature of a plane; what is not finite counts as nothing. Sums are f64: one of f32 could overflow
+    /// where the mean does not.
     fn mean(&self, plane: usize, means: &mut [f32]) {
-        means.fill(0.0);
+        let mut sums = vec![0f64; means.len()];
         for row in self.rows(plane) {
             let finite = row.iter().map(|x| Some(x.to_f32()).filter(|x| x.is_finite()).unwrap_or(0.0));
-            means.iter_mut().zip(finite).for_each(|(sum, x)| *sum += x);
+            sums.iter_mut().zip(finite).for_each(|(sum, x)| *sum += f64::from(x));
         }
-        let rows = self.used_rows(self.place(plane)[0]).max(1) as f32;
-        means.iter_mut().for_each(|sum| *sum /= rows);
+        let rows = self.used_rows(self.place(plane)[0]).max(1) as f64;
+        means.iter_mut().zip(sums).for_each(|(mean, sum)| *mean = (sum / rows) as f32);
     }
 
     /// What is subtracted from each feature of a plane.

@@ -1,6 +1,6 @@
 //! Why a call failed, and which Python exception says so.
 
-use flashcore::{BackendError, DType, Dims, Operand, ProblemError, cuda};
+use flashcore::{BackendError, DType, Dims, MoeError, Operand, ProblemError, cuda};
 use pyo3::{
     exceptions::{
         PyBufferError, PyMemoryError, PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError,
@@ -64,7 +64,9 @@ pub(crate) enum CallError {
     Unaligned { operand: Operand, address: usize, bytes: usize },
     #[error("lse must be float32, dense, {extents:?}")]
     Lse { extents: Vec<usize> },
-    #[error("{given} sinks for {heads} query heads; give one logit per query head, contiguous")]
+    #[error(
+        "{given} sinks for {heads} query heads; give one logit per query head, of shape ({heads},) and contiguous"
+    )]
     Sinks { given: usize, heads: usize },
     #[error(
         "slopes must be float32, dense, {heads} (one for each query head) or {sequences} x {heads}; convert or copy them"
@@ -134,6 +136,9 @@ pub(crate) enum CallError {
     Xla(&'static str),
     #[error(transparent)]
     Problem(#[from] ProblemError),
+    /// For callers whose experts' matrices are transposed.
+    #[error("{}", of_transposed(.0))]
+    Transposed(MoeError),
     /// For callers whose tensors are batch x sequence x heads x dim.
     #[error("{}", .0.to_string().replace("heads x sequence", "sequence x heads"))]
     Turned(ProblemError),
@@ -232,6 +237,29 @@ fn turned(mut error: ProblemError) -> CallError {
         _ => return error.into(),
     }
     CallError::Turned(error)
+}
+
+/// What is wrong with experts' matrices, in the words of a caller who has their rows as columns.
+fn of_transposed(error: &MoeError) -> String {
+    match error {
+        MoeError::Mismatch { operand, what, got, expected, because } => {
+            let what = match *what {
+                "rows" => "columns",
+                "columns" => "rows",
+                other => other,
+            };
+            format!(
+                "{operand} has {got} {what} but {expected} are needed to match {because}; with transposed gate_up is experts x \
+                 hidden x 2*intermediate and down experts x intermediate x hidden, those of a shared expert too"
+            )
+        }
+        MoeError::GateUpRows { operand, dims } => format!(
+            "{operand} is {}x{}x{}: with transposed it needs at least one expert and an even number of columns, half gate and \
+             half up",
+            dims.batch, dims.dim, dims.seq
+        ),
+        other => other.to_string(),
+    }
 }
 
 /// The message with all its causes, outermost first.

@@ -74,7 +74,7 @@ pub(crate) fn moe(
     let place = call.place()?;
     let spec = call.spec(&options)?;
     let stream = stream_of(py, place, stream, kept.exchange)?;
-    py.detach(|| call.compute(&spec.parse()?, place, stream))?;
+    py.detach(|| call.compute(&parse(spec, options.transposed)?, place, stream))?;
     match place {
         Place::Cuda(index) if record => {
             // SAFETY: the framework's stream, or ours: alive.
@@ -113,11 +113,19 @@ pub(crate) fn moe_gradients(
             "gradients of moe are computed on the CPU only; on a GPU call it under torch.no_grad()",
         ));
     }
-    let problem = call.spec(&options)?.parse().map_err(CallError::from)?;
+    let problem = parse(call.spec(&options)?, options.transposed)?;
     let to = call.gradients(&options, &problem, (request, &mut kept), &grads)?;
     // SAFETY: views that their producers handed out and `check` and `gradients` compared; Python's caller holds them.
     py.detach(|| unsafe { host::moe_gradients(&problem, &call.tensors(), &call.lengths(), &to) })?;
     Ok(())
+}
+
+/// The problem, or what is wrong in the caller's words.
+fn parse(spec: MoeSpec, transposed: bool) -> Result<MoeProblem, CallError> {
+    spec.parse().map_err(|error| match error {
+        ProblemError::Moe(error) if transposed => CallError::Transposed(error),
+        error => error.into(),
+    })
 }
 
 /// The tensors of one call, as plain data.

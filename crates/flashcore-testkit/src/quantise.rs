@@ -33,6 +33,8 @@ pub enum Numbers {
     Broken,
     /// Magnitudes near the smallest factor.
     Tiny,
+    /// Sums of a few overflow.
+    Huge,
 }
 
 /// One tensor to be quantised, whatever the element types.
@@ -107,6 +109,7 @@ pub fn cases() -> Vec<Case> {
         case([1, 2, 200, 64], PerBlock(128), Dense, Normal),
         case([2, 1, 65, 128], PerTensor, Tokens, Uneven),
         case([1, 2, 40, 48], PerChannel, Padded(1), Broken),
+        case([1, 2, 200, 32], PerHead, Tokens, Huge),
     ];
     all.extend(centred.map(|case| Case { centred: true, ..case }));
     let used = [
@@ -372,5 +375,6 @@ fn number(numbers: Numbers, rng: &mut Rng, [head, seq, feature]: [usize; 3]) -> 
             _ => normal,
         },
         Numbers::Tiny => normal * 2f32.powi(-16 * (1 + head as i32)),
+        Numbers::Huge => 2e38 + normal * 1e37,
     }
 }

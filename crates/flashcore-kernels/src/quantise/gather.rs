@@ -4,7 +4,7 @@ use flashcore_core::QuantiseProblem;
 use flashcore_tile::{Builder, F32, Params, Pred, Reg, Scope, Shared, U32, U64, Val};
 
 use super::{
-    Arguments, BYTES, Config, IN_FLIGHT, Stage, THREADS, floats,
+    Arguments, BYTES, Config, IN_FLIGHT, SHRUNK, Stage, THREADS, floats,
     fold::Fold,
     slice::{Line, Slice},
     slots, word,
@@ -109,10 +109,10 @@ fn scan(
     );
 }
 
-/// What a value adds to a result.
+/// What a value adds to a result; to a sum, its small part.
 pub(super) fn counted(b: &mut Builder, stage: Stage, value: Reg<F32>, care: Care) -> Reg<F32> {
     let size = b.abs(value);
-    let value = if stage == Stage::Sum { value } else { size };
+    let value = if stage == Stage::Sum { b.let_(value * SHRUNK) } else { size };
     match care {
         Care::None => value,
         Care::Finite => b.select(size.lt(f32::INFINITY), value, 0.0),

@@ -35,6 +35,8 @@ const SLICE: usize = 64;
 const MOST_SLICES: usize = 32;
 /// Bytes of a factor, a mean or a partial result.
 const BYTES: u32 = size_of::<f32>() as u32;
+/// What sums have of their numbers, 2⁻³²: those of all rows that there can be are finite, and means keep their bits.
+const SHRUNK: f32 = f32::from_bits((127 - 32) << 23);
 /// Rows that a thread loads at a time.
 const IN_FLIGHT: u32 = 4;
 /// Most registers of a thread for the numbers of a block in flight.
@@ -361,12 +363,14 @@ impl Arguments {
         b.let_((largest * self.inverse_largest).max(SMALLEST_FACTOR))
     }
 
-    /// The mean of so many rows.
+    /// The mean of so many rows, of which the sum is shrunk.
     fn mean(&self, b: &mut Builder, sum: Reg<F32>, rows: Reg<U32>) -> Reg<F32> {
         let rows = b.let_(rows.max(1));
         let rows = b.to_f32(rows);
         let inverse = b.rcp(rows);
-        b.let_(sum * inverse)
+        let mean = b.let_(sum * inverse * (1.0 / SHRUNK));
+        // Rounding may bring the mean of the largest numbers beyond them.
+        b.let_(mean.min(f32::MAX).max(-f32::MAX))
     }
 }
 

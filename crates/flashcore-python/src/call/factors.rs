@@ -1,6 +1,6 @@
 //! What tensors of 8 bits are multiplied by: how many factors a call brings, and where they lie. Called by `call`.
 
-use flashcore_core::{Dims, Factors, Scales};
+use flashcore_core::{Dims, Factors, ProblemError, Scales};
 
 use super::Call;
 use crate::{
@@ -14,6 +14,9 @@ impl Call<'_> {
     pub(super) fn scales(&self, cached: bool, dims: [Dims; 3]) -> Result<Option<Scales>, CallError> {
         match (&self.factors[..], cached) {
             ([], _) => Ok(None),
+            _ if self.arrays[..3].iter().all(|array| !array.dtype.is_narrow()) => {
+                Err(ProblemError::ScaledDType { dtype: self.arrays[1].dtype }.into())
+            }
             ([k, v], true) => self.cache_scales([k, v], dims[0].batch, dims[1].heads).map(Some),
             (&[q, k, v], false) => factors::scales(&[q, k, v], self.blocks, dims).map(Some),
             (all, _) => Err(CallError::FactorTensors { given: all.len(), cached }),

@@ -25,6 +25,8 @@ faults! {
     KeepsMeans,
     /// Means are over all rows, used or not.
     MeansOfAll,
+    /// Sums are f32, which overflow where means do not.
+    SumsOverflow,
     /// Every row has the factor of the first.
     FirstBlock,
     /// Turned keys stay in their order.
@@ -61,7 +63,11 @@ impl Plain {
             let count = if fault == Fault::MeansOfAll { dims.seq } else { used(batch) };
             for n in 0..dims.dim {
                 let finite = rows[first..].iter().map(|(_, row)| row[n]).filter(|x| x.is_finite());
-                let mean = finite.sum::<f32>() / count.max(1) as f32;
+                let sum = match fault {
+                    Fault::SumsOverflow => finite.sum::<f32>().into(),
+                    _ => finite.map(f64::from).sum::<f64>(),
+                };
+                let mean = (sum / count.max(1) as f64) as f32;
                 means[(batch * dims.heads + head) * dims.dim + n] = mean;
                 let less = if fault == Fault::KeepsMeans { 0.0 } else { mean };
                 rows[first..].iter_mut().for_each(|(_, row)| row[n] -= less);
