@@ -68,11 +68,12 @@ def flash_attn_with_kvcache(
     FlashAttention-3 and the engines add goes by name. ``num_splits``, ``scheduler_metadata``, ``pack_gqa`` and
     ``sm_margin`` say how others compute it and are not looked at; ``batch_invariant`` is `attention`'s.
 
-    New keys ``k`` and ``v``, batch x sequence x heads x dim, are written into the cache first, behind ``cache_seqlens``
-    keys of each sequence, and seen by the queries; ``cache_seqlens`` stays as it is. ``rotary_cos`` and ``rotary_sin`` turn
-    them and the queries by their positions, counted from ``rotary_seqlens`` where that is given. With ``cu_seqlens_q`` new
-    keys are packed too, by ``cu_seqlens_k_new``. ``cache_leftpad`` says how many rows at the start of each sequence are no
-    keys. With ``attention_chunk`` a query sees the keys of its own chunk of so many, counted from the first.
+    New keys ``k`` and ``v``, batch x sequence x heads x dim, are written into the cache first, behind ``cache_seqlens`` keys
+    of each sequence, and seen by the queries; ``cache_seqlens`` stays as it is. ``rotary_cos`` and ``rotary_sin`` turn them
+    and the queries by their positions, counted from ``rotary_seqlens`` where that is given; they have a row for every
+    position of the cache at least. With ``cu_seqlens_q`` new keys are packed too, by ``cu_seqlens_k_new``. ``cache_leftpad``
+    says how many rows at the start of each sequence are no keys. With ``attention_chunk`` a query sees the keys of its own
+    chunk of so many, counted from the first.
 
     ``qv`` is a second part of the queries, which meets the values: scores are ``q @ k.T + qv @ v.T``, by default over the
     square root of the features of both parts. Rotary embedding turns q alone. A cache of latents has keys and values in one
